@@ -1,4 +1,4 @@
-"""Base writes that Spark's workers put, with their streams, into a Delta table of the lake."""
+"""Base writes that Spark's executors append, with their streams, to a Delta table of the lake."""
 
 from __future__ import annotations
 
@@ -24,12 +24,15 @@ NAME = "shop.cart_writes"
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """One with three generations."""
+    """Return a lake with three generations."""
     return Lake(home_of(tmp_path, "three") / "lake")
 
 
 def writes_of(spark: SparkSession, count: int = 300) -> DataFrame:
-    """Writes in three parts before, in and behind the generations, some without a key or a time, with more columns."""
+    """Return writes before, in and after the generations, in three partitions.
+
+    Some lack a key or a time; all have more columns.
+    """
     from pyspark.sql import functions as F
 
     first, step = us_from_ms(FIRST_MS) - 1_000_000, (us_from_ms(SECOND_MS) - us_from_ms(FIRST_MS)) // 100
@@ -42,43 +45,43 @@ def writes_of(spark: SparkSession, count: int = 300) -> DataFrame:
 
 
 def counted(rows: list[dict[str, Any]]) -> Counter[str]:
-    """Rows in no order, as often as each is there."""
+    """Return how often each row occurs."""
     return Counter(repr(sorted(row.items())) for row in rows)
 
 
-def kept(lake: Lake, name: str = NAME) -> list[dict[str, Any]]:
-    """What the table holds, as deltalake alone reads it."""
+def stored_rows(lake: Lake, name: str = NAME) -> list[dict[str, Any]]:
+    """Return the table's rows, read by deltalake alone."""
     rows = DeltaTable(f"{lake.location}/{name.replace('.', '/')}").to_pyarrow_table().to_pylist()
     return [row | {"seen": row["seen"].replace(tzinfo=None)} for row in rows]
 
 
-def test_the_table_has_what_the_frame_has(spark: SparkSession, lake: Lake) -> None:
-    """Each write once, with the stream that `assign_streams` gives it, all by one commit, a file a part."""
-    due = [row.asDict() for row in assign_streams(lake, writes_of(spark)).collect()]
-    assert {row["stream_id"] is None for row in due} == {True, False}
+def test_the_table_has_the_rows_of_the_frame(spark: SparkSession, lake: Lake) -> None:
+    """Each write is stored once with the stream from `assign_streams`, by one commit with a file per partition."""
+    expected = [row.asDict() for row in assign_streams(lake, writes_of(spark)).collect()]
+    assert {row["stream_id"] is None for row in expected} == {True, False}
     assert append_with_streams(lake, writes_of(spark), NAME)
-    assert counted(kept(lake)) == counted(due)
+    assert counted(stored_rows(lake)) == counted(expected)
     table = DeltaTable(f"{lake.location}/shop/cart_writes")
     assert (table.version(), len(table.file_uris())) == (1, 3)
     assert append_with_streams(lake, writes_of(spark, 5), NAME)
-    assert len(kept(lake)) == 305
+    assert len(stored_rows(lake)) == 305
 
 
-def test_a_transaction_goes_in_once(spark: SparkSession, lake: Lake) -> None:
-    """Run again it changes nothing; the next number goes in."""
+def test_a_transaction_is_appended_once(spark: SparkSession, lake: Lake) -> None:
+    """Repeating a transaction number appends nothing; the next number appends its rows."""
     assert append_with_streams(lake, writes_of(spark, 20), NAME, ("loader", 1))
     assert not append_with_streams(lake, writes_of(spark, 20), NAME, ("loader", 1))
-    assert len(kept(lake)) == 20
+    assert len(stored_rows(lake)) == 20
     assert append_with_streams(lake, writes_of(spark, 20), NAME, ("loader", 2))
-    assert len(kept(lake)) == 40
+    assert len(stored_rows(lake)) == 40
 
 
 def test_values_that_cannot_be_stored_are_refused_before_any_write(spark: SparkSession, lake: Lake) -> None:
-    """In one line that names the column or the table."""
+    """The error is one line that names the column or the table, and nothing is written."""
     from pyspark.sql import functions as F
 
     writes, before = writes_of(spark, 5), read_newest_versions(lake)
-    for bad, name, told in (
+    for frame, name, message in (
         (writes.drop("key"), NAME, "^writes need a column 'key' of type binary"),
         (writes.withColumn("Stream_ID", F.lit(1)), NAME, "^writes have a column 'stream_id' already"),
         (writes.withColumn("tags", F.array("note")), NAME, r"^column 'tags' of the writes is array<string>, which"),
@@ -88,8 +91,8 @@ def test_values_that_cannot_be_stored_are_refused_before_any_write(spark: SparkS
         (writes, "platform.generations", "^platform.generations is reserved for the platform's own tables"),
         (writes, "shop.carts_scylla_cdc_log", "^shop.carts_scylla_cdc_log is reserved for the platform's own tables"),
     ):
-        with pytest.raises(InputError, match=told) as refused:
-            append_with_streams(lake, bad, name)
+        with pytest.raises(InputError, match=message) as refused:
+            append_with_streams(lake, frame, name)
         assert "\n" not in str(refused.value)
     assert read_newest_versions(lake) == before
     assert append_with_streams(lake, writes, NAME)
@@ -97,11 +100,11 @@ def test_values_that_cannot_be_stored_are_refused_before_any_write(spark: SparkS
         StateError, match=r"^shop.cart_writes at .* has columns key, timestamp, note, seen, stream_id wh"
     ):
         append_with_streams(lake, writes.drop("note"), NAME)
-    assert len(kept(lake)) == 5
+    assert len(stored_rows(lake)) == 5
 
 
 def test_a_write_that_waits_for_a_decision_blocks_all_others(spark: SparkSession, tmp_path: Path) -> None:
-    """A task says so in one line, and no other write is in."""
+    """The error of the task is one line, and no row of any task is stored."""
     lake = Lake(home_of(tmp_path, "undecided") / "lake")
     rows = [(b"k", us_from_ms(FIRST_MS)), (b"k", us_from_ms(LEASE_END_MS))]
     writes = spark.createDataFrame(rows, "key binary, timestamp bigint").repartition(2)
@@ -110,23 +113,23 @@ def test_a_write_that_waits_for_a_decision_blocks_all_others(spark: SparkSession
     assert DeltaTable(f"{lake.location}/shop/cart_writes").to_pyarrow_table().num_rows == 0
 
 
-def test_a_home_with_such_a_table_is_sound(spark: SparkSession, lake: Lake) -> None:
-    """It is looked at, and copied, as every other table is."""
+def test_a_home_with_appended_writes_passes_its_checks(spark: SparkSession, lake: Lake) -> None:
+    """Deep checks cover the appended table, and a copy of the home contains it."""
     home = Path(str(lake.location)).parent
 
-    def judged() -> dict[str, tuple[bool, int]]:
-        found = run("--home", home, "check", "--deep", "--json").rows
-        return {each["invariant"]: (each["passed"], each["checked"]) for each in found}
+    def check_results() -> dict[str, tuple[bool, int]]:
+        results = run("--home", home, "check", "--deep", "--json").rows
+        return {result["invariant"]: (result["passed"], result["checked"]) for result in results}
 
-    before = judged()
+    before = check_results()
     append_with_streams(lake, writes_of(spark, 20), NAME)
-    after = judged()
+    after = check_results()
     assert {name: passed for name, (passed, _) in after.items()} == {
         name: passed for name, (passed, _) in before.items()
     }
-    assert {name for name, (_, looked_at) in after.items() if looked_at > before[name][1]} >= {
+    assert {name for name, (_, checked) in after.items() if checked > before[name][1]} >= {
         "files_whole",
         "rows_as_committed",
     }
     assert run("home", "copy", home, home.parent / "copy").exit_code == 0
-    assert counted(kept(Lake(home.parent / "copy" / "lake"))) == counted(kept(lake))
+    assert counted(stored_rows(Lake(home.parent / "copy" / "lake"))) == counted(stored_rows(lake))

@@ -1,4 +1,7 @@
-"""Where a write goes and whether it is taken, from rows in the lake; held against the oracle. No Spark, no JVM."""
+"""The stream of a write and whether it is accepted, from rows in the lake, compared with the oracle.
+
+No Spark, no JVM.
+"""
 
 from __future__ import annotations
 
@@ -33,15 +36,15 @@ HOSTS = [Node(UUID(int=1), (-(2**62), 5, 2**61), 4, 12), Node(UUID(int=2), (0, 7
 def write_generation(
     lake: Lake, generation_id: UUID, nodes: list[Node], time_ms: Milliseconds, *, rows: slice = slice(None)
 ) -> None:
-    """Put a generation into the lake as publishing would; `rows` leaves some of its V2 rows out."""
-    made = generate_description(RingLayout.of(Ring.of(nodes)), generation_id)
-    count = len(made)
-    streams = stream_lists_to_arrow(made.stream_counts, made.streams)
+    """Store a generation in the lake as publishing does; `rows` selects the V2 rows to store."""
+    created = generate_description(RingLayout.of(Ring.of(nodes)), generation_id)
+    count = len(created)
+    streams = stream_lists_to_arrow(created.stream_counts, created.streams)
     v2 = pa.table(
         {
             "id": pa.array([str(generation_id)] * count),
-            "range_end": pa.array(made.range_ends),
-            "ignore_msb": pa.array(made.ignore_msbs.astype(np.int8)),
+            "range_end": pa.array(created.range_ends),
+            "ignore_msb": pa.array(created.ignore_msbs.astype(np.int8)),
             "num_ranges": pa.array(np.full(count, count, dtype=np.int32)),
             "streams": streams,
         }
@@ -51,7 +54,7 @@ def write_generation(
         "generation_id": str(generation_id),
         "time": when,
         "num_ranges": count,
-        "num_streams": len(made.streams),
+        "num_streams": len(created.streams),
         "created_at": when,
     }
     lake.merge(
@@ -67,7 +70,7 @@ def write_generation(
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """A lake of its own."""
+    """Return a lake with two generations and a ring of two nodes."""
     lake = Lake(tmp_path / "lake")
     write_generation(lake, OLD, HOSTS[:1], T1)
     write_generation(lake, NEW, HOSTS, T2)
@@ -75,7 +78,7 @@ def lake(tmp_path: Path) -> Lake:
     return lake
 
 
-def ask(
+def explain_write(
     lake: Lake, token: int, at_ms: Milliseconds, now_ms: Milliseconds, policy: Policy = "strict"
 ) -> VnodeExplanation:
     """Explain a write of `token` with timestamp `at_ms` when the clock shows `now_ms`."""
@@ -85,77 +88,77 @@ def ask(
 @pytest.mark.parametrize(
     "token", [FIRST_TOKEN, -(2**62), -(2**62) + 1, -1, 0, 1, 5, 6, 77, 78, 2**61, 2**61 + 1, LAST_TOKEN]
 )
-def test_the_place_is_the_one_the_rules_give(lake: Lake, token: int) -> None:
-    """Range, owner, shard and stream agree with the oracle, on both sides of every range end and where ranges wrap."""
-    told = ask(lake, token, Milliseconds(T2 + 1), Milliseconds(T2 + 1))
+def test_the_stream_is_the_one_that_the_rules_give(lake: Lake, token: int) -> None:
+    """Range, owner, shard and stream agree with the oracle on both sides of every range end, also across the wrap."""
+    explanation = explain_write(lake, token, Milliseconds(T2 + 1), Milliseconds(T2 + 1))
     tokens = {token: node for node in HOSTS for token in node.tokens}
     ends = sorted(tokens)
     row = next((i for i, end in enumerate(ends) if end >= token), 0)
     owner = tokens[ends[row]]
     shard = oracle.shard_of(token, owner.shard_count, owner.ignore_msb)
     expected = generate_description(RingLayout.of(Ring.of(HOSTS)), NEW).entry(row)
-    place = told.place
-    assert place is not None
-    assert told.accepted
-    assert (place.range_start, place.range_end, place.vnode_index) == (ends[row - 1], ends[row], row)
-    assert (place.owner, place.shard) == (str(owner.host_id), shard)
-    assert place.stream_id == expected.streams[shard].tobytes()
+    placement = explanation.place
+    assert placement is not None
+    assert explanation.accepted
+    assert (placement.range_start, placement.range_end, placement.vnode_index) == (ends[row - 1], ends[row], row)
+    assert (placement.owner, placement.shard) == (str(owner.host_id), shard)
+    assert placement.stream_id == expected.streams[shard].tobytes()
 
 
 def test_the_timestamp_of_the_write_chooses_the_generation(lake: Lake) -> None:
-    """A millisecond before the switch the old generation takes the write, at the switch the new one."""
+    """The old generation takes a write a millisecond before the switch, the new one takes a write at the switch."""
     for at, generation in ((T2 - 1, OLD), (T2, NEW)):
-        told = ask(lake, 3, Milliseconds(at), Milliseconds(at))
-        assert told.generation is not None
-        assert told.generation.id == str(generation)
-        assert told.accepted
+        explanation = explain_write(lake, 3, Milliseconds(at), Milliseconds(at))
+        assert explanation.generation is not None
+        assert explanation.generation.id == str(generation)
+        assert explanation.accepted
 
 
 def test_a_write_before_the_current_generation_is_refused_but_explained(lake: Lake) -> None:
-    """Under the documents' rule an earlier write is refused; the answer still names where it would have gone."""
-    told = ask(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 + 1))
-    assert (told.verdict, told.generation and told.generation.id) == (WriteVerdict.PAST, str(OLD))
-    assert told.place is not None
-    assert told.place.stream_id is not None
-    assert ask(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 + 1), "recent-past").accepted
+    """The strict policy refuses an earlier write; the explanation still names the stream that it would have got."""
+    explanation = explain_write(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 + 1))
+    assert (explanation.verdict, explanation.generation and explanation.generation.id) == (WriteVerdict.PAST, str(OLD))
+    assert explanation.place is not None
+    assert explanation.place.stream_id is not None
+    assert explain_write(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 + 1), "recent-past").accepted
 
 
 def test_the_leeway_is_half_open_under_the_strict_policy(lake: Lake) -> None:
-    """Clock + leeway is refused by the documents' rule and taken by the later one."""
-    assert ask(lake, 3, Milliseconds(T2 + 5_000), T2).verdict is WriteVerdict.FUTURE
-    assert ask(lake, 3, Milliseconds(T2 + 4_999), T2).accepted
-    assert ask(lake, 3, Milliseconds(T2 + 5_000), T2, "recent-past").accepted
+    """The strict policy refuses a write at the clock plus the leeway; the later policy accepts it."""
+    assert explain_write(lake, 3, Milliseconds(T2 + 5_000), T2).verdict is WriteVerdict.FUTURE
+    assert explain_write(lake, 3, Milliseconds(T2 + 4_999), T2).accepted
+    assert explain_write(lake, 3, Milliseconds(T2 + 5_000), T2, "recent-past").accepted
 
 
 def test_before_the_first_generation_the_first_usable_time_is_named(lake: Lake) -> None:
-    """The message users search for, with the time from which on it will work."""
-    told = ask(lake, 3, Milliseconds(T1 - 1), Milliseconds(T1 - 1))
-    assert (told.verdict, told.generation, told.place) == (WriteVerdict.NO_STREAM, None, None)
-    assert "could not find any CDC stream" in told.reason
-    assert format_ms(T1) in told.reason
+    """The message is the one that users search for, with the time at which writes will be accepted."""
+    explanation = explain_write(lake, 3, Milliseconds(T1 - 1), Milliseconds(T1 - 1))
+    assert (explanation.verdict, explanation.generation, explanation.place) == (WriteVerdict.NO_STREAM, None, None)
+    assert "could not find any CDC stream" in explanation.reason
+    assert format_ms(T1) in explanation.reason
 
 
 def test_an_empty_lake_has_an_answer(tmp_path: Path) -> None:
-    """Nothing is known yet: refused, and no error."""
-    told = ask(Lake(tmp_path), 3, T1, T1)
-    assert told.verdict is WriteVerdict.NO_STREAM
-    assert "let a node join" in told.reason
+    """In an empty lake the write is refused, without an error."""
+    explanation = explain_write(Lake(tmp_path), 3, T1, T1)
+    assert explanation.verdict is WriteVerdict.NO_STREAM
+    assert "let a node join" in explanation.reason
 
 
 def test_a_partial_generation_refuses_the_writes_that_need_it(tmp_path: Path) -> None:
-    """Rows of the newest generation are missing: its writes are refused and the rows are counted."""
+    """If rows of the newest generation are missing, its writes are refused and the message counts the rows."""
     lake = Lake(tmp_path / "lake")
     write_generation(lake, OLD, HOSTS[:1], T1)
     write_generation(lake, NEW, HOSTS, T2, rows=slice(0, 4))
-    told = ask(lake, 3, T2, T2)
-    assert told.verdict is WriteVerdict.NOT_RETRIEVED
-    assert told.place is None
-    assert "num_ranges claims 5 rows, 4 are there" in (told.note or "")
-    assert ask(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 - 1)).accepted
+    explanation = explain_write(lake, 3, T2, T2)
+    assert explanation.verdict is WriteVerdict.NOT_RETRIEVED
+    assert explanation.place is None
+    assert "num_ranges claims 5 rows, 4 are there" in (explanation.note or "")
+    assert explain_write(lake, 3, Milliseconds(T2 - 1), Milliseconds(T2 - 1)).accepted
 
 
 def test_a_range_of_unknown_order_names_no_shard_where_the_order_decides_it(tmp_path: Path) -> None:
-    """Where two shards' streams have the range end's token neither is named; what is certain in the row is."""
+    """Where two shards' streams have the range end's token, no shard is named; other tokens of the range have one."""
     lake = Lake(tmp_path / "lake")
     end = oracle.shard_starts(3, 0)[2] - 2**63
     write_generation(lake, NEW, [Node(UUID(int=1), (end - 10, end), 3, 0)], T2)
@@ -166,11 +169,11 @@ def test_a_range_of_unknown_order_names_no_shard_where_the_order_decides_it(tmp_
         "reason": "two streams have the token of the range end",
     }
     lake.merge(UNORDERED_RANGES, pa.Table.from_pylist([mark]), update=False)
-    told = ask(lake, end, T2, T2)
-    assert (told.verdict, told.accepted) == (WriteVerdict.STREAM_UNKNOWN, False)
-    assert told.place is not None
-    assert (told.place.shard, told.place.stream_id) == (None, None)
-    assert "the shard cannot be named: two streams have the token of the range end" in told.reason
-    certain = ask(lake, end - 1, T2, T2).place
-    assert certain is not None
-    assert certain.shard == 1
+    explanation = explain_write(lake, end, T2, T2)
+    assert (explanation.verdict, explanation.accepted) == (WriteVerdict.STREAM_UNKNOWN, False)
+    assert explanation.place is not None
+    assert (explanation.place.shard, explanation.place.stream_id) == (None, None)
+    assert "the shard cannot be named: two streams have the token of the range end" in explanation.reason
+    certain_placement = explain_write(lake, end - 1, T2, T2).place
+    assert certain_placement is not None
+    assert certain_placement.shard == 1

@@ -1,4 +1,4 @@
-"""How large known generations are: the ledger's word, else what readers get, else the tables of the first format."""
+"""Sizes of known generations: from the ledger, else from the clients' tables, else from the first format's tables."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ LEDGER_MS, IMPORTED_MS, BARE_MS = Milliseconds(1_000_000), 2_000_000, 3_000_000
 
 
 def test_a_size_is_looked_up_before_it_is_counted(tmp_path: Path) -> None:
-    """The ledger comes first; a generation that it lacks is counted by its rows; one without rows has none."""
+    """The ledger's size comes first; a generation missing from it is counted by its rows; without rows it is 0."""
     lake = Lake(tmp_path / "lake")
     for time_ms in (LEDGER_MS, IMPORTED_MS, BARE_MS):
         row = {"key": "timestamps", "time": datetime_from_ms(Milliseconds(time_ms))}
@@ -26,9 +26,9 @@ def test_a_size_is_looked_up_before_it_is_counted(tmp_path: Path) -> None:
         for end in (1, 2, 3)
     ]
     lake.merge(STREAMS_DESCRIPTIONS_V2, pa.Table.from_pylist(streams), update=False)
-    told = {"generation_id": "00000000-0000-0000-0000-00000000000a", "time": datetime_from_ms(LEDGER_MS)}
-    told |= {"num_ranges": 7, "num_streams": 70, "created_at": datetime_from_us(Microseconds(0))}
-    lake.merge(GENERATIONS, pa.Table.from_pylist([told]), update=False)
-    sizes = [(each.time_ms, each.num_ranges, each.num_streams) for each in read_generation_sizes(lake)]
+    ledger_row = {"generation_id": "00000000-0000-0000-0000-00000000000a", "time": datetime_from_ms(LEDGER_MS)}
+    ledger_row |= {"num_ranges": 7, "num_streams": 70, "created_at": datetime_from_us(Microseconds(0))}
+    lake.merge(GENERATIONS, pa.Table.from_pylist([ledger_row]), update=False)
+    sizes = [(size.time_ms, size.num_ranges, size.num_streams) for size in read_generation_sizes(lake)]
     assert sizes == [(LEDGER_MS, 7, 70), (IMPORTED_MS, 3, 6), (BARE_MS, 0, 0)]
     assert read_generation_sizes(Lake(tmp_path / "empty")) == []

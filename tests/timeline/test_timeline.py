@@ -1,4 +1,4 @@
-"""The timeline by itself: the words for states, the names, what it reads, and that nobody answers beside it."""
+"""The timeline by itself: its states and names, what it reads, and that no other module answers for it."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ STATES = {
 
 @pytest.mark.parametrize("name", HOMES)
 def test_every_generation_has_one_state(lake: Lake, name: str) -> None:
-    """Each home's generations, oldest first, in the words of the timeline."""
+    """Each home's generations have the expected states, oldest first."""
     HOMES[name](lake)
-    assert [each.state for each in Timeline.read(lake).generations] == STATES[name]
+    assert [generation.state for generation in Timeline.read(lake).generations] == STATES[name]
 
 
-def test_what_readers_of_the_first_format_see_is_known(lake: Lake) -> None:
-    """A row of streams without a description: known, and not to be retrieved."""
+def test_a_first_format_generation_is_known(lake: Lake) -> None:
+    """A row of streams without a description makes a generation known, but not retrievable."""
     row = {"time": datetime_from_ms(FIRST_MS), "streams": [bytes(16)]}
     lake.merge(STREAMS_DESCRIPTIONS, pa.Table.from_pylist([row]), update=False)
     (only,) = Timeline.read(lake).known
@@ -58,7 +58,7 @@ def test_what_readers_of_the_first_format_see_is_known(lake: Lake) -> None:
 
 
 def test_the_ledger_without_rows_is_not_enough(lake: Lake) -> None:
-    """A generation whose V2 rows are lost is still named, and no longer to be retrieved."""
+    """A generation whose V2 rows are lost is still named, but no longer retrievable."""
     timelines.plain(lake)
     row = lake.read(GENERATIONS).to_pylist()[0]
     lost = row | {"generation_id": uuid_of(SECOND_MS), "time": datetime_from_ms(SECOND_MS)}
@@ -68,24 +68,24 @@ def test_the_ledger_without_rows_is_not_enough(lake: Lake) -> None:
     assert (newest.name, newest.state) == (uuid_of(SECOND_MS), GenerationState.NOT_RETRIEVABLE)
 
 
-def test_a_v1_generation_that_waits_for_its_data_is_no_generation_yet(lake: Lake) -> None:
-    """No node knows it before; but its time is given, and nobody else gets one before it."""
+def test_a_v1_generation_without_its_data_is_not_listed(lake: Lake) -> None:
+    """A V1 generation is unknown until its data arrives, but its time is assigned and stays the latest one."""
     timelines.plain(lake)
     row = lake.read(GENERATIONS).to_pylist()[0]
     waits = row | {"generation_id": uuid_of(THIRD_MS), "time": datetime_from_ms(THIRD_MS), "format": "v1"}
     lake.merge(GENERATIONS, pa.Table.from_pylist([waits], schema=GENERATIONS.schema), update=False)
     timeline = Timeline.read(lake)
-    assert [each.time_ms for each in timeline.generations] == [FIRST_MS]
+    assert [generation.time_ms for generation in timeline.generations] == [FIRST_MS]
     assert timeline.last_assigned_ms == THIRD_MS
 
 
 def test_names_are_uuids_or_times(lake: Lake) -> None:
-    """A node's `cdc_local` gives a UUID to a generation of which only the timestamp was exported."""
+    """A node's `cdc_local` gives a UUID to a generation whose timestamp alone was exported."""
     timelines.timestamp_only(lake)
     (only,) = Timeline.read(lake).known
     assert (only.name, only.gossiped) == (format_ms(FIRST_MS), GenerationId(FIRST_MS))
-    kept = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": datetime_from_ms(FIRST_MS)}
-    rows = pa.Table.from_pylist([kept | {"uuid": uuid_of(FIRST_MS)}], schema=CDC_LOCAL.schema)
+    local_row = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": datetime_from_ms(FIRST_MS)}
+    rows = pa.Table.from_pylist([local_row | {"uuid": uuid_of(FIRST_MS)}], schema=CDC_LOCAL.schema)
     lake.merge(CDC_LOCAL, rows, update=False)
     timeline = Timeline.read(lake)
     (only,) = timeline.known
@@ -95,17 +95,17 @@ def test_names_are_uuids_or_times(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("name", HOMES)
-def test_one_is_found_by_its_uuid(lake: Lake, name: str) -> None:
-    """Each as among all of them, the removed ones too; what was never there is not."""
+def test_a_generation_is_found_by_its_uuid(lake: Lake, name: str) -> None:
+    """Every generation is found by its UUID, removed ones too; an unknown UUID finds none."""
     HOMES[name](lake)
     timeline = Timeline.read(lake)
-    for each in timeline.generations:
-        assert each.id is None or timeline.with_id(each.id) == each
+    for generation in timeline.generations:
+        assert generation.id is None or timeline.with_id(generation.id) == generation
     assert timeline.with_id(str(UUID(int=0))) is None
 
 
 def test_missing_generations_are_refused_by_their_reason(lake: Lake) -> None:
-    """Unknown, removed and unpublished generations each have their own refusal."""
+    """Unknown, removed and unpublished generations are each refused with their own reason."""
     timelines.removed(lake)
     timelines.enter(lake, THIRD_MS)
     timeline = Timeline.read(lake)
@@ -120,17 +120,17 @@ def test_missing_generations_are_refused_by_their_reason(lake: Lake) -> None:
 
 
 def test_each_small_table_is_read_once_and_no_streams(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A timeline is cheap enough for a sensor's tick, however many streams there are."""
+    """Reading a timeline reads each small table once and no streams, so it is cheap enough for a sensor's tick."""
     timelines.three(lake)
     read, names = Lake.read, []
 
-    def noted(self: Lake, table: Table, *args: Any, **kwargs: Any) -> pa.Table:
-        found = read(self, table, *args, **kwargs)
-        assert "streams" not in found.column_names
+    def record_read(self: Lake, table: Table, *args: Any, **kwargs: Any) -> pa.Table:
+        rows = read(self, table, *args, **kwargs)
+        assert "streams" not in rows.column_names
         names.append(table.full_name)
-        return found
+        return rows
 
-    monkeypatch.setattr(Lake, "read", noted)
+    monkeypatch.setattr(Lake, "read", record_read)
     assert len(Timeline.read(lake).known) == 3
     assert len(names) == len(set(names)) == 8
 
@@ -140,19 +140,19 @@ ALLOWED = {
     "cdc_platform/cli/demo_report.py": "whether the chapter's table is still there",
     "assets/tablets/stream_sets.py": "whether a tablet-based table has its first set yet",
 }
-"""Where it may be asked whether a table has stream sets, and why."""
+"""The modules that may ask whether a table has stream sets, each with its reason."""
 
 
 def test_one_function_distinguishes_tablets_from_generations() -> None:
-    """Nobody else asks which kind of streams a table has: not by its sets, and not by the class of its source."""
-    asking = set()
+    """No other module asks which kind of streams a table has, by its sets or by the class of its source."""
+    modules = set()
     for path in [*(ROOT / "cdc_platform").rglob("*.py"), *(ROOT / "assets").rglob("*.py")]:
-        if any(_tells_apart(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
-            asking.add(str(path.relative_to(ROOT)))
-    assert asking == set(ALLOWED)
+        if any(_distinguishes_kinds(node) for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
+            modules.add(str(path.relative_to(ROOT)))
+    assert modules == set(ALLOWED)
 
 
-def _tells_apart(node: ast.AST) -> bool:
+def _distinguishes_kinds(node: ast.AST) -> bool:
     if isinstance(node, ast.Call):
         called = ast.unparse(node.func)
         if called in ("isinstance", "issubclass"):
@@ -160,7 +160,7 @@ def _tells_apart(node: ast.AST) -> bool:
         return called.endswith("has_stream_sets")
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], (ast.In, ast.NotIn)):
         return any(
-            place in ast.unparse(node.comparators[0])
-            for place in ("read_tables_with_stream_sets", "_with_tablets", "tablet_tables", "listed_sets")
+            function in ast.unparse(node.comparators[0])
+            for function in ("read_tables_with_stream_sets", "_with_tablets", "tablet_tables", "listed_sets")
         )
     return False

@@ -1,4 +1,4 @@
-"""One answer at every door: homes in every state, the same questions, and what each door makes of them."""
+"""All entry points give the same answer about homes in every state."""
 
 from __future__ import annotations
 
@@ -58,13 +58,13 @@ KEY = (7).to_bytes(4, "big")
 TOKEN = int(tokens_from_keys([KEY])[0])
 NO_STREAM, NOT_RETRIEVED, UNDECIDED, REMOVED = "NO_STREAM", "NOT_RETRIEVED", "UNDECIDED", "REMOVED"
 NO_ANSWER = r"undecided since|known by their timestamp alone|has no V[12] desc"
-Told = bytes | str
-"""A stream's ID, or why there is none."""
+Answer = bytes | str
+"""A stream's ID, or the reason why there is none."""
 
 
 @dataclass(frozen=True)
 class Question:
-    """A write at a time (ms), made by the clock: which generation or set operates, and what the write gets.
+    """A write at a time (ms), made by the clock: the generation or set that operates, and what the write gets.
 
     `is_shown`: readers may read rows of that time. `word`: why there is no stream, None where there is one.
     """
@@ -111,26 +111,26 @@ QUESTIONS = [
 
 @pytest.fixture(scope="module")
 def homes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """Every home of `HOMES`, which the doors only look at."""
+    """Create every home of `HOMES`; the entry points only read them."""
     folder = tmp_path_factory.mktemp("homes")
     return {name: home_of(folder, name) for name in HOMES}
 
 
-def due(lake: Lake, question: Question) -> Told:
-    """What the write has to get, by the rules alone."""
+def expected_answer(lake: Lake, question: Question) -> Answer:
+    """Return what the write has to get, by the rules alone."""
     if question.word is not None:
         return question.word
     assert question.operates_ms is not None
     if question.home == "with_tablets":
         sets = tablets.read_stream_sets(lake, "ks", "t")
-        given = tablet_oracle.stream_of([each.tobytes() for each in sets[0].ids], TOKEN)
-        assert given is not None
-        return given
+        stream = tablet_oracle.stream_of([ids.tobytes() for ids in sets[0].ids], TOKEN)
+        assert stream is not None
+        return stream
     return description(question.operates_ms).streams_of(TOKEN)[0].tobytes()
 
 
-def asked_explain(home: Path, question: Question) -> Told:
-    """`cdc-platform explain --table ks.t`, with the clock at the write."""
+def answer_of_explain(home: Path, question: Question) -> Answer:
+    """Ask `cdc-platform explain --table ks.t`, with the clock at the write."""
     clock = format_us(us_from_ms(question.at_ms))
     answer = run("--home", home, "--clock", clock, "explain", "--key", KEY.hex(), "--table", "ks.t", "--json").json
     if answer["accepted"]:
@@ -138,8 +138,8 @@ def asked_explain(home: Path, question: Question) -> Told:
     return REMOVED if "was removed with its streams" in (answer.get("note") or "") else answer["verdict"]
 
 
-def asked_script(home: Path, question: Question) -> Told:
-    """`cdc-platform cql run` with one insert, rehearsed."""
+def answer_of_script(home: Path, question: Question) -> Answer:
+    """Ask a dry run of `cdc-platform cql run` with one insert."""
     lake = Lake(home / "lake")
     text = f"{DDL} INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);"
     outcome = dry_run_script(text, lake, Clock(us_from_ms(question.at_ms)), Settings()).outcomes[-1]
@@ -151,8 +151,8 @@ def asked_script(home: Path, question: Question) -> Told:
     return stream
 
 
-def asked_typed(home: Path, question: Question) -> Told:
-    """Typed writes of `ks.t`, as they are logged in volume."""
+def answer_of_typed_writes(home: Path, question: Question) -> Answer:
+    """Ask the encoder of typed writes of `ks.t`, which logs writes in volume."""
     lake = Lake(home / "lake")
     schema = read_table_schema(lake, "ks", "t")
     write = {"operation": 2, "timestamp": us_from_ms(question.at_ms), "p": 7, "k": 1, "v": 1}
@@ -161,30 +161,34 @@ def asked_typed(home: Path, question: Question) -> Told:
     def stream() -> bytes | None:
         return encode_log_batch(schema, batch, get_stream_lookup(lake, schema)).column("cdc$stream_id")[0].as_py()
 
-    return past(stream)
+    return answer_of_past(stream)
 
 
-def past(stream: Callable[[], bytes | None]) -> Told:
-    """What doors that look the past up answer, in the words of those that judge."""
+def answer_of_past(stream: Callable[[], bytes | None]) -> Answer:
+    """Translate the errors of entry points that look up past streams to the answers of those that judge a write."""
     try:
-        found = stream()
+        stream_id = stream()
     except WriteRefused as refused:
         return str(refused.verdict)
     except InputError:
         return NO_STREAM
     except (NotFound, StateError):
         return NOT_RETRIEVED
-    return NO_STREAM if found is None else found
+    return NO_STREAM if stream_id is None else stream_id
 
 
-def asked_audit(home: Path, question: Question) -> Told:
-    """The periods by which the audits of logs judge a row of that time."""
+def answer_of_audit(home: Path, question: Question) -> Answer:
+    """Ask the periods by which log audits judge a row of that time."""
     at_us = us_from_ms(question.at_ms)
     periods = StreamSources(Lake(home / "lake")).of("ks", "t").periods()
-    now = [each for each in periods if each.begin_us <= at_us and (each.end_us is None or at_us < each.end_us)]
-    if not now:
+    current = [
+        period_at
+        for period_at in periods
+        if period_at.begin_us <= at_us and (period_at.end_us is None or at_us < period_at.end_us)
+    ]
+    if not current:
         return NO_STREAM
-    (period,) = now
+    (period,) = current
     assert period.begin_us == us_from_ms(Milliseconds(question.operates_ms or 0))
     if period.removed:
         return REMOVED
@@ -197,41 +201,48 @@ def asked_audit(home: Path, question: Question) -> Told:
 @pytest.mark.grid("answers of every entry point", 24)
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
 @pytest.mark.parametrize(
-    "door", [asked_explain, asked_script, asked_typed, asked_audit], ids=lambda each: each.__name__
+    "door",
+    [answer_of_explain, answer_of_script, answer_of_typed_writes, answer_of_audit],
+    ids=lambda each: each.__name__,
 )
 def test_every_entry_point_gives_the_same_stream(
-    homes: dict[str, Path], door: Callable[[Path, Question], Told], question: Question
+    homes: dict[str, Path], door: Callable[[Path, Question], Answer], question: Question
 ) -> None:
-    """The stream that the rules give, or the one reason for which there is none."""
-    told, expected = door(homes[question.home], question), due(Lake(homes[question.home] / "lake"), question)
-    if door is asked_audit and expected == UNDECIDED:
-        # Of rows that are there: the decision on a switch is about writes to come.
+    """Each entry point returns the stream that the rules give, or the one reason why there is none."""
+    answer, expected = (
+        door(homes[question.home], question),
+        expected_answer(Lake(homes[question.home] / "lake"), question),
+    )
+    if door is answer_of_audit and expected == UNDECIDED:
+        # The audit judges existing rows; an undecided switch concerns future writes only.
         expected = description(FIRST_MS).streams_of(TOKEN)[0].tobytes()
-    if (door is asked_typed and expected == REMOVED) or (door is asked_script and expected == REMOVED):
-        # A null is a null, and a script is told that the streams cannot be had.
-        expected = NO_STREAM if door is asked_typed else NOT_RETRIEVED
-    assert told == expected
+    if (door is answer_of_typed_writes and expected == REMOVED) or (door is answer_of_script and expected == REMOVED):
+        # Typed writes get a null; a script reports that the streams cannot be retrieved.
+        expected = NO_STREAM if door is answer_of_typed_writes else NOT_RETRIEVED
+    assert answer == expected
 
 
 @pytest.mark.parametrize("question", QUESTIONS, ids=str)
-def test_readers_are_where_the_timeline_is(homes: dict[str, Path], question: Question) -> None:
-    """A consumer reads a time as of the generation that operates then, or not at all."""
+def test_readers_follow_the_timeline(homes: dict[str, Path], question: Question) -> None:
+    """A consumer reads a time by the generation that operates then, or not at all."""
     lake, at_us = Lake(homes[question.home] / "lake"), us_from_ms(question.at_ms)
     schema = read_table_schema(lake, "ks", "t")
     if question.is_shown and question.word in (REMOVED, NOT_RETRIEVED):
-        why = "has been removed" if question.word == REMOVED else "are not all published yet"
-        with pytest.raises(StateError, match=why):
+        reason = "has been removed" if question.word == REMOVED else "are not all published yet"
+        with pytest.raises(StateError, match=reason):
             list(iter_complete_windows(lake, schema, Microseconds(at_us - 1), at_us, at_us))
         return
-    begun = [window.set_us for window in iter_complete_windows(lake, schema, Microseconds(at_us - 1), at_us, at_us)]
-    assert begun == (
+    window_sets = [
+        window.set_us for window in iter_complete_windows(lake, schema, Microseconds(at_us - 1), at_us, at_us)
+    ]
+    assert window_sets == (
         [us_from_ms(question.operates_ms)] if question.is_shown and question.operates_ms is not None else []
     )
 
 
 @pytest.mark.parametrize("question", [each for each in QUESTIONS if each.home != "with_tablets"], ids=str)
 def test_the_list_shows_which_generation_operates(homes: dict[str, Path], question: Question) -> None:
-    """`cdc-platform generations` at the time of the write; a removed generation is not in the list."""
+    """`cdc-platform generations` at the time of the write marks the operating generation; it omits a removed one."""
     clock = format_us(us_from_ms(question.at_ms))
     rows = run("--home", homes[question.home], "--clock", clock, "generations", "--json").rows
     expected = None if question.operates_ms is None or question.word == REMOVED else format_ms(question.operates_ms)
@@ -257,7 +268,7 @@ def test_the_list_shows_which_generation_operates(homes: dict[str, Path], questi
     ],
 )
 def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms: Milliseconds) -> None:
-    """The list, repair, the purge plan, the audit, the rehearsal, and whoever chooses the next timestamp."""
+    """The list, repair, the purge plan, the audit and the choice of the next timestamp agree on the newest one."""
     home = home_of(tmp_path, name)
     lake, clock = Lake(home / "lake"), Clock(us_from_ms(FIRST_MS))
     ring_of(lake, [1])
@@ -267,8 +278,8 @@ def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms
     assert latest is not None
     assert latest.time_ms == newest_ms
     assert expiry.plan_expiry(lake, clock, Settings())[-1].time_ms == newest_ms
-    if not name.endswith("_v1"):  # those are judged by the family of the first format
-        assert max(each.time_ms or 0 for each in inventory.read_inventory(lake)) == newest_ms
+    if not name.endswith("_v1"):  # the checks of the first format judge those
+        assert max(entry.time_ms or 0 for entry in inventory.read_inventory(lake)) == newest_ms
     before = Settings(ring_delay_ms=Milliseconds(0), generation_leeway_ms=Milliseconds(0))
     with pytest.raises(StateError, match="clock is behind"):
         bootstrap._choose_timestamp(lake, Clock(us_from_ms(newest_ms - HOUR_MS)), before, always_delay=False)
@@ -296,44 +307,44 @@ def test_all_agree_on_the_newest_generation(tmp_path: Path, name: str, newest_ms
     ],
 )
 def test_check_status_and_repair_agree(tmp_path: Path, name: str, unread: int, fits: bool | None, repair: str) -> None:
-    """On a ring of one node: what cannot be read, whether the newest generation fits, whether a new one is due."""
+    """With a ring of one node, all agree on unreadable generations, the newest one's fit, and the need for repair."""
     home = home_of(tmp_path, name)
     lake = Lake(home / "lake")
     ring_of(lake, [1])
-    found = {each.invariant: each for each in audit_ring_fit(lake)}
-    assert found["generations_retrievable"].violations == unread
-    judged = found.get("streams_fit_the_ring")
-    assert (None if judged is None else judged.violations == 0) == fits
+    results = {result.invariant: result for result in audit_ring_fit(lake)}
+    assert results["generations_retrievable"].violations == unread
+    ring_fit = results.get("streams_fit_the_ring")
+    assert (None if ring_fit is None else ring_fit.violations == 0) == fits
     dry = run("--home", home, "repair", "--dry-run", "--json")
-    said = "cannot tell" if dry.json["undetermined"] else "yes" if dry.json["needed"] else "no"
-    assert (said, dry.exit_code) == (repair, int(repair == "yes"))
-    told = run("--home", home, "status", "--json").json
-    assert told["repair"]["needed"] == {"yes": True, "no": False, "cannot tell": None}[repair]
-    assert len(told["generations"]["not_retrievable"]) == unread
+    needed = "cannot tell" if dry.json["undetermined"] else "yes" if dry.json["needed"] else "no"
+    assert (needed, dry.exit_code) == (repair, int(repair == "yes"))
+    status = run("--home", home, "status", "--json").json
+    assert status["repair"]["needed"] == {"yes": True, "no": False, "cannot tell": None}[repair]
+    assert len(status["generations"]["not_retrievable"]) == unread
 
 
-def test_a_table_that_was_not_imported_is_unknown(tmp_path: Path) -> None:
-    """Only clients' tables: repair cannot tell. With the table that describes others: this one's rows are missing."""
+def test_a_table_that_was_not_imported_is_undetermined(tmp_path: Path) -> None:
+    """Repair cannot tell from clients' tables alone; with descriptions of others it reports missing rows."""
     described = {ID: generation(ID)}
     (tmp_path / "times.csv").write_text(timestamps_csv({TIME_MS: None}), encoding="utf-8", newline="")
     (tmp_path / "streams.csv").write_text(streams_csv({TIME_MS: described[ID]}), encoding="utf-8", newline="")
     (tmp_path / "ring.json").write_text(json.dumps(SNAPSHOT), encoding="utf-8")
     (tmp_path / "v2.csv").write_text(v2_csv({OTHER_ID: generation(OTHER_ID)}), encoding="utf-8", newline="")
     home = tmp_path / "home"
-    shown = [tmp_path / name for name in ("times.csv", "streams.csv", "ring.json")]
-    assert run("--home", home, "import", *shown).exit_code == 0
+    imported = [tmp_path / name for name in ("times.csv", "streams.csv", "ring.json")]
+    assert run("--home", home, "import", *imported).exit_code == 0
     answer = run("--home", home, "repair", "--dry-run", "--json")
     assert (answer.exit_code, answer.json["needed"], answer.json["reasons"]) == (0, False, [])
     assert answer.json["undetermined"].startswith("cannot tell without cdc_generation_descriptions_v2")
-    assert [each.invariant for each in audit_ring_fit(Lake(home / "lake"))] == ["generations_retrievable"]
+    assert [item.invariant for item in audit_ring_fit(Lake(home / "lake"))] == ["generations_retrievable"]
     assert run("--home", home, "import", tmp_path / "v2.csv").exit_code == 0
     answer = run("--home", home, "repair", "--dry-run", "--json")
-    assert (answer.exit_code, [each["condition"] for each in answer.json["reasons"]]) == (1, ["missing-data"])
-    assert [each.violations for each in audit_ring_fit(Lake(home / "lake"))] == [1]
+    assert (answer.exit_code, [item["condition"] for item in answer.json["reasons"]]) == (1, ["missing-data"])
+    assert [item.violations for item in audit_ring_fit(Lake(home / "lake"))] == [1]
 
 
 def test_a_coordinator_waits_for_the_decision_as_well(homes: dict[str, Path]) -> None:
-    """It takes the write just before the first lease end, and from then on none."""
+    """A coordinator accepts a write just before the first lease end, and none from then on."""
     lake = Lake(homes["undecided"] / "lake")
     clock, own = Clock(us_from_ms(LEASE_END_MS)), LocalDisk(lake, UUID(int=9))
     waits = switches.read_undecided_switches(lake)
@@ -349,48 +360,55 @@ def test_a_coordinator_waits_for_the_decision_as_well(homes: dict[str, Path]) ->
 
 
 def writes_at(spark: SparkSession, times: list[int]) -> DataFrame:
-    """Writes of the one key at these times (µs), in one part."""
+    """Return writes of the one key at these times (µs), in one partition."""
     return spark.createDataFrame([(KEY, at) for at in times], "key binary, timestamp bigint").coalesce(1)
 
 
 @pytest.mark.spark
 def test_base_writes_get_the_same_streams(spark: SparkSession, homes: dict[str, Path]) -> None:
-    """On Spark's workers, for every home but those with tablets: as a DataFrame, and appended by the workers."""
+    """Spark's executors assign the same streams in every home without tablets, as a DataFrame and by appending."""
     for name in {question.home: None for question in QUESTIONS if question.home != "with_tablets"}:
         lake = Lake(homes[name] / "lake")
-        expected = {us_from_ms(each.at_ms): due(lake, each) for each in QUESTIONS if each.home == name}
-        refused = [at for at, told in expected.items() if told in (UNDECIDED, NOT_RETRIEVED)]
-        given = {at: None if isinstance(told, str) else told for at, told in expected.items() if at not in refused}
+        expected = {
+            us_from_ms(question.at_ms): expected_answer(lake, question)
+            for question in QUESTIONS
+            if question.home == name
+        }
+        refused = [at for at, answer in expected.items() if answer in (UNDECIDED, NOT_RETRIEVED)]
+        streams = {
+            at: None if isinstance(answer, str) else answer for at, answer in expected.items() if at not in refused
+        }
         for at in refused:
             writes = writes_at(spark, [at])
             with pytest.raises(Exception, match=NO_ANSWER):
                 assign_streams(lake, writes).collect()
             with pytest.raises(PlatformError, match=NO_ANSWER):
                 append_with_streams(lake, writes, "ks.writes")
-        if given:
-            writes = writes_at(spark, list(given))
+        if streams:
+            writes = writes_at(spark, list(streams))
             rows = [row.asDict() for row in assign_streams(lake, writes).collect()]
-            assert {row["timestamp"]: row["stream_id"] for row in rows} == given
+            assert {row["timestamp"]: row["stream_id"] for row in rows} == streams
             append_with_streams(lake, writes, "ks.writes")
             assert DeltaTable(f"{lake.location}/ks/writes").to_pyarrow_table().to_pylist() == rows
 
 
 def test_an_applied_script_waits_for_the_decision_too(workers: TaskRunner, tmp_path: Path) -> None:
-    """It keeps what `explain` accepts and leaves out what it refuses; once decided, all is in its own generation."""
+    """A script applies what `explain` accepts and omits the rest; after the decision all rows fit their generations."""
     home = home_of(tmp_path, "undecided")
     lake, clock = Lake(home / "lake"), Clock(us_from_ms(LEASE_END_MS))
-    moments = [us_from_ms(LEASE_END_MS) - ONE_US, us_from_ms(LEASE_END_MS)]
+    times_us = [us_from_ms(LEASE_END_MS) - ONE_US, us_from_ms(LEASE_END_MS)]
     text = "\n".join(
-        f"INSERT INTO ks.t (p, k, v) VALUES (7, {number}, 1) USING TIMESTAMP {at};" for number, at in enumerate(moments)
+        f"INSERT INTO ks.t (p, k, v) VALUES (7, {number}, 1) USING TIMESTAMP {at};"
+        for number, at in enumerate(times_us)
     )
-    kept = commit_script(text, lake, clock, Settings())
-    told = [StreamSources(lake).of("ks", "t").explain(TOKEN, at, clock.now_us()).facts() for at in moments]
-    assert [each["verdict"] for each in told] == ["OK", UNDECIDED]
-    assert [outcome.accepted for outcome in kept.outcomes] == [True, False]
+    first_run = commit_script(text, lake, clock, Settings())
+    explanations = [StreamSources(lake).of("ks", "t").explain(TOKEN, at, clock.now_us()).facts() for at in times_us]
+    assert [item["verdict"] for item in explanations] == ["OK", UNDECIDED]
+    assert [outcome.accepted for outcome in first_run.outcomes] == [True, False]
     rows = lake.read(log_table(read_table_schema(lake, "ks", "t"))).to_pylist()
-    assert [row["cdc$stream_id"] for row in rows] == [told[0]["stream_id"]]
+    assert [row["cdc$stream_id"] for row in rows] == [explanations[0]["stream_id"]]
     decide(lake)
-    again = commit_script(text.splitlines()[1], lake, clock, Settings())
-    assert again.outcomes[0].accepted
+    second_run = commit_script(text.splitlines()[1], lake, clock, Settings())
+    assert second_run.outcomes[0].accepted
     findings = audit_log(lake, read_table_schema(lake, "ks", "t"), workers)
-    assert [(each.population > 0, each.violations) for each in findings] == [(True, 0)] * len(findings)
+    assert [(item.population > 0, item.violations) for item in findings] == [(True, 0)] * len(findings)
