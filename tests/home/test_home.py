@@ -1,4 +1,4 @@
-"""The hub for Python users: its methods answer as the commands do, with typed results."""
+"""The hub for Python users: its methods give the answers of the commands, with typed results."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ STATEMENTS = Path(__file__).parents[2] / "docs/examples/statements.cql"
 
 @pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with two nodes, two generations, and the log of a table; no test changes its tables."""
+    """Create a home with two nodes, two generations, and the log of a table; no test changes its tables."""
     folder = tmp_path_factory.mktemp("hub")
     home = home_with_generations(folder, {ID: TIME_MS, OTHER_ID: LATER_MS}, ring=json.dumps(SNAPSHOT))
     answer = run("--home", home, "--clock", BETWEEN, "cql", "run", STATEMENTS, "--apply")
@@ -62,13 +62,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(folder: Path) -> Home:
-    """That home, with its clock between the two generations."""
+    """Open that home, with its clock between the two generations."""
     return open_home(folder, clock=BETWEEN)
 
 
 @pytest.fixture
 def copied(folder: Path, tmp_path: Path) -> Path:
-    """A copy of that home, which a test may change."""
+    """Return a copy of that home, which a test may change."""
     assert run("home", "copy", folder, tmp_path / "copy").exit_code == 0
     return tmp_path / "copy"
 
@@ -94,7 +94,7 @@ def test_the_clock_is_a_time_in_any_form(folder: Path, clock: str | datetime | C
 
 
 def test_times_need_a_zone(folder: Path) -> None:
-    """A naive datetime is refused like a text without a zone."""
+    """A naive datetime is refused, like text without a zone."""
     with pytest.raises(InputError, match="no zone"):
         open_home(folder, clock=datetime(2026, 2, 1))
     with pytest.raises(InputError, match="without a zone"):
@@ -102,7 +102,7 @@ def test_times_need_a_zone(folder: Path) -> None:
 
 
 def test_closing_releases_the_open_tables(folder: Path) -> None:
-    """The home stays usable after it is closed, with a lake of its own."""
+    """A closed home stays usable and opens a lake of its own."""
     with open_home(folder) as home:
         lake = home.lake
         assert home.lake is lake
@@ -110,8 +110,8 @@ def test_closing_releases_the_open_tables(folder: Path) -> None:
     assert len(home.ring().nodes) == len(NODES)
 
 
-def test_the_ring_is_that_of_the_nodes(home: Home) -> None:
-    """Tokens are ascending int64; the nodes are as imported."""
+def test_the_ring_has_the_imported_nodes(home: Home) -> None:
+    """Tokens are ascending int64, and the nodes are those of the import."""
     ring = home.ring()
     assert ring.tokens.dtype == np.int64
     assert ring.tokens.tolist() == sorted(token for node in NODES for token in node.tokens)
@@ -119,8 +119,8 @@ def test_the_ring_is_that_of_the_nodes(home: Home) -> None:
     assert home.topology_transition() is None
 
 
-def test_generations_are_the_listed_ones(home: Home, folder: Path) -> None:
-    """As `generations --json` lists them, with times as ms and the state as an enum."""
+def test_generations_match_the_command(home: Home, folder: Path) -> None:
+    """`generations` lists those of `generations --json`, with times as ms and the state as an enum."""
     listed = run("--home", folder, "--clock", BETWEEN, "generations", "--json").json
     listed = listed if isinstance(listed, list) else listed["generations"]
     assert [(row["id"], row["time"], row["operating"], row["state"]) for row in listed] == [
@@ -134,7 +134,7 @@ def test_generations_are_the_listed_ones(home: Home, folder: Path) -> None:
     "name", [ID, ID.upper(), TIME_MS, format_ms(TIME_MS), datetime_from_ms(TIME_MS), "2026-01-31", "operating"]
 )
 def test_a_generation_has_many_names(home: Home, name: str | Milliseconds | datetime) -> None:
-    """Its UUID, its time as text, datetime or ms, a prefix of either, or `operating`."""
+    """A generation is found by its UUID, its time as text, datetime or ms, a prefix of either, or `operating`."""
     assert home.generation(name).time_ms == (TIME_MS if not isinstance(name, datetime) else 1_769_860_800_384)
 
 
@@ -149,25 +149,25 @@ def test_a_generation_has_many_names(home: Home, name: str | Milliseconds | date
     ],
     ids=["ambiguous", "unknown UUID", "unknown time", "no name", "finer than a millisecond"],
 )
-def test_other_names_are_refused(home: Home, name: str | datetime, error: type[Exception]) -> None:
-    """With the same errors as on the command line."""
+def test_unknown_names_are_refused(home: Home, name: str | datetime, error: type[Exception]) -> None:
+    """Unknown, ambiguous and invalid names raise the errors of the command line."""
     with pytest.raises(error):
         home.generation(name)
 
 
 def test_streams_are_those_of_the_description(home: Home) -> None:
-    """One row per range, in ring order, with the IDs in shard order; ranges of unknown order are named."""
-    streams, made = home.streams(ID), generation()
-    assert len(streams) == len(made)
-    assert streams.rows["range_end"].to_pylist() == made.range_ends.tolist()
+    """Streams have one row per range, in ring order, with the IDs in shard order; ranges of unknown order are named."""
+    streams, description = home.streams(ID), generation()
+    assert len(streams) == len(description)
+    assert streams.rows["range_end"].to_pylist() == description.range_ends.tolist()
     assert streams.generation.id == ID
     assert streams.unordered_range_ends == {101}
-    first = [bytes(stream) for stream in made.entry(0).streams]
+    first = [bytes(stream) for stream in description.entry(0).streams]
     assert streams.rows["streams"][0].as_py() == first
 
 
 def test_two_generations_are_compared(home: Home) -> None:
-    """Both have the same ranges, and no stream in common."""
+    """The two generations have the same ranges and no stream in common."""
     diff = home.diff(ID, OTHER_ID)
     assert (diff.old.generation.id, diff.new.generation.id) == (ID, OTHER_ID)
     assert diff.old.num_ranges == diff.new.num_ranges == len(generation())
@@ -177,7 +177,7 @@ def test_two_generations_are_compared(home: Home) -> None:
 
 
 def test_colocation_is_measured_exactly(home: Home) -> None:
-    """Everything is colocated; the shares of nodes and shards add up; the range of unknown order is counted."""
+    """All streams are colocated; the shares of nodes and shards add up; the range of unknown order is counted."""
     report = home.colocation(ID)
     assert (report.vnode_colocation, report.shard_colocation) == (1.0, 1.0)
     assert sum(node.share_of_ring for node in report.nodes) == pytest.approx(1.0)
@@ -187,7 +187,7 @@ def test_colocation_is_measured_exactly(home: Home) -> None:
 
 
 def test_a_home_without_a_ring_colocates_nothing(tmp_path: Path) -> None:
-    """It has no generation either, and the missing ring is named first."""
+    """A home with neither ring nor generation names the missing ring first."""
     with pytest.raises(StateError, match="import a ring snapshot"):
         open_home(tmp_path, create=True).colocation()
 
@@ -212,14 +212,14 @@ def test_a_refused_write_is_explained_as_well(home: Home) -> None:
 
 
 def test_a_composite_key_has_several_components(home: Home) -> None:
-    """It is serialized as CQL does: each component with its length before it and a zero behind it."""
+    """A composite key is serialized as CQL does: each component follows its length and ends with a zero byte."""
     serialized = b"\x00\x01a\x00\x00\x02bc\x00"
     assert home.token([b"a", b"bc"]) == int(tokens_from_keys([serialized])[0])
     assert home.token([serialized]) == home.token(serialized)
 
 
 def test_keys_that_cannot_be_serialized_are_refused(home: Home) -> None:
-    """Neither key nor token, text without a table, a mixed key, an unknown table, too many components."""
+    """A missing or double key, text without a table, a mixed key, an unknown table or a wrong number of components."""
     with pytest.raises(InputError, match="one of key and token"):
         home.explain()
     with pytest.raises(InputError, match="one of key and token"):
@@ -235,7 +235,7 @@ def test_keys_that_cannot_be_serialized_are_refused(home: Home) -> None:
 
 
 def test_tables_are_read_as_arrow(home: Home) -> None:
-    """By full or short name, some columns, filtered rows; a table that was never written has no rows."""
+    """Tables are read by full or short name, by columns and filters; a table that was never written has no rows."""
     assert "system_distributed.cdc_generation_timestamps" in home.tables()
     times = home.read("system_distributed.cdc_generation_timestamps")
     assert isinstance(times, pa.Table)
@@ -247,8 +247,8 @@ def test_tables_are_read_as_arrow(home: Home) -> None:
     assert list(home.read("nodes", ["address"]).to_pandas()["address"].sort_values()) == ["127.0.0.1", "127.0.0.2"]
 
 
-def test_tables_are_read_as_they_were(home: Home) -> None:
-    """At a version, or at a time."""
+def test_past_versions_of_tables_are_read(home: Home) -> None:
+    """A table is read at a version or at a time."""
     name = "system_distributed.cdc_generation_timestamps"
     assert home.read(name, version=0).num_rows == 0
     assert home.read(name, at="2020-01-01T00:00:00Z").num_rows == 0
@@ -259,8 +259,8 @@ def test_tables_are_read_as_they_were(home: Home) -> None:
         home.read(name, version=0, at="2020-01-01T00:00:00Z")
 
 
-def test_reading_names_what_is_unknown(home: Home) -> None:
-    """An unknown table with the closest name, an unknown column with those that exist."""
+def test_reading_reports_unknown_names(home: Home) -> None:
+    """The error suggests the closest table name, or lists the columns that exist."""
     with pytest.raises(UnknownTable, match=r"did you mean platform\.nodes"):
         home.read("platform.node")
     with pytest.raises(InputError, match="no column 'token'; it has host_id"):
@@ -269,16 +269,16 @@ def test_reading_names_what_is_unknown(home: Home) -> None:
         home.read("nodes", filter=pc.field("token") > 1)
 
 
-def test_a_damaged_table_is_named(copied: Path) -> None:
-    """A file that is gone is a StateError with its path, whatever Arrow says."""
+def test_a_damaged_table_is_reported(copied: Path) -> None:
+    """A missing file raises a StateError with the file's path, whatever error Arrow raises."""
     for file in (copied / "lake/platform/nodes").glob("*.parquet"):
         file.unlink()
     with pytest.raises(StateError, match=r"platform\.nodes: .*\.parquet"):
         open_home(copied).read("nodes")
 
 
-def test_sql_gives_arrow(home: Home) -> None:
-    """A query has ScyllaDB's names; statements that are no query are refused."""
+def test_sql_returns_arrow(home: Home) -> None:
+    """A query uses ScyllaDB's names; other statements are refused."""
     result = home.sql("SELECT count(*) AS n FROM cdc_generation_timestamps")
     assert result.to_pydict() == {"n": [2]}
     assert home.sql("SELECT time FROM cdc_generation_timestamps", version=0).num_rows == 0
@@ -287,7 +287,7 @@ def test_sql_gives_arrow(home: Home) -> None:
 
 
 def test_a_check_is_recorded_unless_declined(copied: Path) -> None:
-    """Without `record` no table changes; with it the status knows the results, and that Python asked."""
+    """With `record=False` no table changes; otherwise status has the results, with Python as their entry point."""
     home = open_home(copied, clock=BETWEEN)
     tables = home.tables()
     report = home.check(record=False)
@@ -306,7 +306,7 @@ def test_a_check_is_recorded_unless_declined(copied: Path) -> None:
 
 
 def test_one_generation_is_checked(home: Home) -> None:
-    """By any of its names; the ring that the older one served is not known any more. An unknown one is refused."""
+    """A generation is checked by any of its names; the ring of the older one is no longer known; unknown IDs fail."""
     latest, operating = home.check("latest", record=False), home.check("operating", record=False)
     assert (latest.generation, latest.passed) == (OTHER_ID, True)
     assert (operating.generation, operating.passed) == (ID, False)
@@ -315,7 +315,7 @@ def test_one_generation_is_checked(home: Home) -> None:
         home.check("8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de009", record=False)
 
 
-def test_the_status_is_that_of_the_command(home: Home, folder: Path) -> None:
+def test_the_status_matches_the_command(home: Home, folder: Path) -> None:
     """The sections are those that the command prints."""
     status = home.status()
     printed = run("--home", folder, "--clock", BETWEEN, "status", "--json").json
@@ -324,18 +324,18 @@ def test_the_status_is_that_of_the_command(home: Home, folder: Path) -> None:
 
 
 def test_tables_and_consumers_are_listed(home: Home) -> None:
-    """The registered table, and no reader yet."""
+    """The registered table is listed, and there are no consumers yet."""
     assert [table.full_name for table in home.cdc_tables()] == ["shop.carts"]
     assert home.consumers() == []
 
 
 def test_the_timeline_has_every_generation(home: Home) -> None:
-    """Oldest first."""
+    """The timeline lists the generations oldest first."""
     assert [item.id for item in home.timeline().generations] == [ID, OTHER_ID]
 
 
 def test_results_have_public_types(home: Home) -> None:
-    """Each can be named in annotations; none can be changed."""
+    """Every result type is public, so that annotations can name it, and immutable."""
     diff, colocation = home.diff(ID, OTHER_ID), home.colocation(ID)
     results = {
         CheckReport: home.check(ID, record=False),
@@ -369,7 +369,7 @@ def test_names_of_generations_are_parsed(text: str, name: str | int) -> None:
 
 
 def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
-    """`import cdc_platform` loads no library, and opening a home neither numpy nor pyarrow."""
+    """`import cdc_platform` loads no library, and opening a home loads neither numpy nor pyarrow."""
     heavy = ("numpy", "pyarrow", "deltalake", "pandas", "pyspark", "duckdb", "click", "dagster")
     program = (
         "import sys, cdc_platform\n"
@@ -378,19 +378,19 @@ def test_importing_the_package_loads_nothing_heavy(tmp_path: Path) -> None:
         "cdc_platform.open_home(sys.argv[1], create=True)\n"
         "print(found())\n"
     )
-    ran = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", program, str(tmp_path / "home")],
         capture_output=True,
         text=True,
         timeout=60,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    assert ran.stdout.splitlines() == ["[] False", "[]"]
+    assert completed.returncode == 0, completed.stderr
+    assert completed.stdout.splitlines() == ["[] False", "[]"]
 
 
 def test_the_package_exports_the_hub_alone() -> None:
-    """Other names are those of its packages."""
+    """All other names are exported by its packages."""
     assert cdc_platform.Home is Home
     assert cdc_platform.open_home is open_home
     with pytest.raises(AttributeError, match="has no attribute 'Lake'"):

@@ -1,4 +1,4 @@
-"""`home migrate`: homes of earlier versions are brought forward, file by file, and back until it is done."""
+"""`home migrate` migrates homes of earlier versions file by file, and can be undone until it has finished."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def served(tmp_path: Path) -> Path:
     return unpack(SERVED, tmp_path) / "served"
 
 
-def command(home: Path | str, *words: str) -> Answer:
+def run_command(home: Path | str, *words: str) -> Answer:
     """Run a command on a home."""
     return run("--home", home, "--clock", CLOCK, *words)
 
@@ -45,10 +45,10 @@ def contents(home: Path) -> dict[str, bytes]:
 @pytest.mark.files
 @pytest.mark.parametrize(("release", "name"), PACKED_HOMES, ids=["-".join(entry) for entry in PACKED_HOMES])
 def test_every_packed_home_is_migrated(release: str, name: str, tmp_path: Path) -> None:
-    """No file but the declared ones changes, tables least of all; a second migration has nothing to do."""
+    """Only the declared files change, and no table; a second migration has nothing to do."""
     home = unpack(release, tmp_path) / name
     before = contents(home)
-    first = command(home, "home", "migrate", "--json")
+    first = run_command(home, "home", "migrate", "--json")
     assert first.exit_code == 0, first.stderr
     changed = {file["path"] for file in first.json["files"]}
     after = contents(home)
@@ -56,15 +56,15 @@ def test_every_packed_home_is_migrated(release: str, name: str, tmp_path: Path) 
     assert "platform.json" in changed <= {"platform.json", "settings.toml", SCHEDULES_FILE}
     assert (first.json["layout"], first.json["undone"]) == (LAYOUT_VERSION, False)
     assert json.loads(after["platform.json"])["layout"] == LAYOUT_VERSION
-    second = command(home, "home", "migrate", "--json")
+    second = run_command(home, "home", "migrate", "--json")
     assert (second.exit_code, second.json["files"]) == (0, [])
     assert contents(home) == after
 
 
 def test_a_stopped_schedule_stays_stopped_under_its_new_name(served: Path) -> None:
-    """In the code location that `up` serves; runs, partitions and events are as they were."""
+    """A stopped schedule stays stopped in the code location that `up` serves; runs, partitions and events stay."""
     assert stopped_schedules(served) == ["daily_upkeep"]
-    answer = command(served, "home", "migrate", "--json")
+    answer = run_command(served, "home", "migrate", "--json")
     assert [file["step"] for file in answer.json["files"]] == ["settings", "schedules", "layout"]
     assert stopped_schedules(served) == ["daily_maintenance", "daily_upkeep"]
     with DagsterInstance.from_config(str(served / "dagster")) as instance:
@@ -77,13 +77,13 @@ def test_a_stopped_schedule_stays_stopped_under_its_new_name(served: Path) -> No
     assert "generation_retry_ms" not in (served / "settings.toml").read_text(encoding="utf-8")
 
 
-def test_a_schedule_that_was_started_again_is_left_alone(served: Path) -> None:
-    """A state under the new name is newer than one under the old name."""
-    assert command(served, "home", "migrate").exit_code == 0
+def test_a_restarted_schedule_is_not_migrated_again(served: Path) -> None:
+    """A state under the new name is newer than one under the old name, so it stays."""
+    assert run_command(served, "home", "migrate").exit_code == 0
     migrated = (served / SCHEDULES_FILE).read_bytes()
     (served / "platform.json").write_text('{"layout": 1}', encoding="utf-8")
-    again = command(served, "home", "migrate", "--json")
-    assert [file["step"] for file in again.json["files"]] == ["layout"]
+    second = run_command(served, "home", "migrate", "--json")
+    assert [file["step"] for file in second.json["files"]] == ["layout"]
     assert (served / SCHEDULES_FILE).read_bytes() == migrated
 
 
@@ -92,15 +92,15 @@ class Died(BaseException):
 
 
 STEPS = [MigrationStep(name, name, lambda content: content.removesuffix(b"!") + b"!") for name in ("a", "b", "c")]
-"""Three files that get an exclamation mark."""
+"""Three files that each get an exclamation mark."""
 
 
 @pytest.mark.parametrize("died_after", range(5))
 @pytest.mark.parametrize("undo", [False, True], ids=["finished", "undone"])
-def test_it_can_be_finished_or_undone_wherever_it_died(
+def test_an_interrupted_migration_can_be_finished_or_undone(
     died_after: int, undo: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """After each replaced file, and before the first; undone, every file is equal byte by byte."""
+    """Finish or undo a migration killed before or after any file; undoing restores every file byte by byte."""
     from cdc_platform import home_migration
 
     home = open_home_location(tmp_path / "home")
@@ -125,8 +125,8 @@ def test_it_can_be_finished_or_undone_wherever_it_died(
         assert is_migration_open(root)
     monkeypatch.setattr(home_migration, "_put", put)
     if undo and died_after < len(steps):
-        restored, kept = undo_migration(root)
-        assert ([file.path for file in restored], kept) == (["a", "b", "c"], [])
+        restored, skipped = undo_migration(root)
+        assert ([file.path for file in restored], skipped) == (["a", "b", "c"], [])
         assert contents(home.path) == before
     migrate_home(root, steps)
     assert not is_migration_open(root)
@@ -136,7 +136,7 @@ def test_it_can_be_finished_or_undone_wherever_it_died(
     }
 
 
-def interrupted(home: Path) -> None:
+def interrupt_migration(home: Path) -> None:
     """Begin a migration of a home and stop before the first file is replaced."""
     from cdc_platform import home_migration
 
@@ -145,53 +145,53 @@ def interrupted(home: Path) -> None:
 
 
 def test_undo_restores_the_home_for_earlier_versions(served: Path) -> None:
-    """The marker, too; then nothing is left to undo, and the migration can be begun anew."""
+    """Undoing restores the marker, too; then nothing is left to undo, and the migration can begin again."""
     before = contents(served)
-    interrupted(served)
-    undone = command(served, "home", "migrate", "--undo", "--json")
+    interrupt_migration(served)
+    undone = run_command(served, "home", "migrate", "--undo", "--json")
     assert (undone.exit_code, undone.json["layout"], undone.json["undone"]) == (0, 1, True)
     assert contents(served) == before
-    nothing = command(served, "home", "migrate", "--undo")
+    nothing = run_command(served, "home", "migrate", "--undo")
     assert nothing.exit_code == 2
     assert nothing.stderr == f"error: home {served} has no interrupted migration, so nothing can be undone [state]\n"
-    assert command(served, "home", "migrate").exit_code == 0
+    assert run_command(served, "home", "migrate").exit_code == 0
 
 
-def test_a_file_that_a_person_changed_meanwhile_is_kept(served: Path) -> None:
-    """Undone, it stays with a warning; finished, it is migrated as it is now."""
+def test_a_file_that_a_person_changed_meanwhile_is_not_lost(served: Path) -> None:
+    """Undoing leaves a file that changed meanwhile as it is, with a warning; finishing migrates its current content."""
     settings = served / "settings.toml"
-    interrupted(served)
+    interrupt_migration(served)
     settings.write_text("generation_retry_ms = 1\npolicy = 'recent-past'\n", encoding="utf-8")
-    undone = command(served, "home", "migrate", "--undo")
+    undone = run_command(served, "home", "migrate", "--undo")
     assert undone.exit_code == 0
     assert undone.stderr.startswith("warning: settings.toml was changed since the migration began, and stays as it is")
-    interrupted(served)
+    interrupt_migration(served)
     settings.write_text("generation_retry_ms = 2\npolicy = 'strict'\n", encoding="utf-8")
-    assert command(served, "home", "migrate").exit_code == 0
+    assert run_command(served, "home", "migrate").exit_code == 0
     assert settings.read_text(encoding="utf-8") == "policy = 'strict'\n"
 
 
-def test_a_home_that_is_up_is_refused(served: Path) -> None:
-    """`up` holds the storage of schedules; nothing is changed."""
+def test_a_running_home_is_not_migrated(served: Path) -> None:
+    """`up` holds the storage of schedules, so the migration is refused and changes nothing."""
     before = contents(served)
     with lock_home_exclusively(open_home_location(served)):
-        refused = command(served, "home", "migrate")
+        refused = run_command(served, "home", "migrate")
     assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
     assert "is already running" in refused.stderr
     assert contents(served) == before
 
 
 def test_older_homes_show_their_layout_and_newer_ones_are_refused(served: Path) -> None:
-    """`status` says how to migrate; a home of a later version is one line for every command."""
-    assert command(served, "status", "--json").json["layout"] == 1
+    """`status` shows the layout and how to migrate; every command refuses a home of a later version in one line."""
+    assert run_command(served, "status", "--json").json["layout"] == 1
     assert f"layout 1; cdc-platform --home {served} home migrate brings it to {LAYOUT_VERSION}" in " ".join(
-        command(served, "status").stdout.split()
+        run_command(served, "status").stdout.split()
     )
-    assert command(served, "home", "migrate").exit_code == 0
-    assert command(served, "status", "--json").json["layout"] == LAYOUT_VERSION
-    assert "home migrate" not in command(served, "status").stdout
+    assert run_command(served, "home", "migrate").exit_code == 0
+    assert run_command(served, "status", "--json").json["layout"] == LAYOUT_VERSION
+    assert "home migrate" not in run_command(served, "status").stdout
     (served / "platform.json").write_text(json.dumps({"layout": LAYOUT_VERSION + 1}), encoding="utf-8")
-    refused = command(served, "home", "migrate")
+    refused = run_command(served, "home", "migrate")
     assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
     assert refused.stderr.endswith("[newer-layout]\n")
 
@@ -207,5 +207,5 @@ def test_older_homes_show_their_layout_and_newer_ones_are_refused(served: Path) 
     ],
 )
 def test_only_old_settings_are_removed(before: str, after: str) -> None:
-    """With their line; comments, order and spacing of the others stay."""
+    """Only the lines of old settings are removed; comments, order and spacing of the others stay."""
     assert remove_old_settings(before.encode()).decode() == after

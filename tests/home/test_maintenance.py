@@ -1,4 +1,4 @@
-"""Maintenance of homes: every table is walked, log files stay within their limits, and status tells when it was."""
+"""Maintenance of homes: every table is maintained, log files stay within their limits, and status shows when it ran."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ START_US = parse_time_us("2026-01-31T12:00:00Z")
 
 
 def later(hours: int) -> Clock:
-    """The clock some hours after the log begins."""
+    """Return a clock some hours after the log begins."""
     return Clock(Microseconds(START_US + hours * HOUR_US))
 
 
 def home_of(folder: Path, **settings: int) -> HomeLocation:
-    """A home with these settings."""
+    """Create a home with these settings."""
     lines = "".join(f"{name} = {value}\n" for name, value in settings.items())
     location = open_home_location(folder / "home")
     (location.path / "settings.toml").write_text(lines)
@@ -51,18 +51,18 @@ def home_of(folder: Path, **settings: int) -> HomeLocation:
 
 
 @pytest.mark.long("tables of every kind")
-def test_every_table_is_maintained_or_says_why_not(tmp_path: Path) -> None:
-    """Those of the platform, logs, sinks, replicas, states and cells; only files that are written whole are left."""
+def test_every_table_is_maintained_or_has_a_reason(tmp_path: Path) -> None:
+    """Tables of every kind are maintained; only those that their writer rewrites as a whole are not rewritten."""
     home = every_table(tmp_path)
     lake = Lake(home / "lake")
     for table in (state_table(SCHEMA), cells_table(SCHEMA), current_table(SCHEMA)):
         lake.ensure(table)
-    done = {result.table: result for result in maintain_tables(lake, Clock())}
+    results = {result.table: result for result in maintain_tables(lake, Clock())}
     below = (folder.parent for folder in (home / "lake").glob("*/*/_delta_log"))
-    assert set(done) == {f"{folder.parent.name}.{folder.name}" for folder in below}
-    assert set(done) >= {*TABLES, *LOGS, ".".join(list_stored_tables(lake)[0])}
+    assert set(results) == {f"{folder.parent.name}.{folder.name}" for folder in below}
+    assert set(results) >= {*TABLES, *LOGS, ".".join(list_stored_tables(lake)[0])}
     reasons: dict[str, set[str]] = {}
-    for result in done.values():
+    for result in results.values():
         assert result.failed == ""
         reasons.setdefault(result.not_rewritten, set()).add(result.table)
     partitioned = {table.full_name for table in TABLES.values() if table.partition_by}
@@ -70,30 +70,30 @@ def test_every_table_is_maintained_or_says_why_not(tmp_path: Path) -> None:
     assert reasons.pop("each partition is written as a whole") == partitioned
     assert state_table(SCHEMA).full_name in reasons.pop("its writer rewrites it as a whole")
     assert set(reasons) == {""}
-    again = maintain_tables(lake, Clock())
-    assert not any((result.files, result.rewritten, result.checkpoint) != (0, 0, False) for result in again)
-    for each in verify_tables(lake, deep=True):
-        assert (each.damage, each.unexpected, each.foreign) == ([], [], [])
+    second_results = maintain_tables(lake, Clock())
+    assert not any((result.files, result.rewritten, result.checkpoint) != (0, 0, False) for result in second_results)
+    for verified in verify_tables(lake, deep=True):
+        assert (verified.damage, verified.unexpected, verified.foreign) == ([], [], [])
 
 
-def test_an_hour_is_settled_when_the_second_pass_has_read_it(lake: Lake) -> None:
-    """An hour after its end; later if a second pass comes; after a day in any case."""
+def test_an_hour_is_compacted_after_the_second_pass(lake: Lake) -> None:
+    """An hour is due an hour after its end, later if a second pass is pending, and after a day in any case."""
     log = MinuteLog(START_US, 60, 2)
     log.write(lake)
 
-    def due(hours: int) -> int:
+    def rewritten_files(hours: int) -> int:
         return sum(result.rewritten for result in preview_tables(lake, later(hours)))
 
-    assert [due(1), due(2)] == [0, 1]
+    assert [rewritten_files(1), rewritten_files(2)] == [0, 1]
     rows = log.table.schema.empty_table()
     assert lake.append_once(log.table, rows, {AGAIN: START_US + 30 * MINUTE_US}, None)
-    assert [due(2), due(24), due(26)] == [0, 0, 1]
+    assert [rewritten_files(2), rewritten_files(24), rewritten_files(26)] == [0, 0, 1]
     assert lake.append_once(log.table, rows, {AGAIN: START_US + HOUR_US}, START_US + 30 * MINUTE_US)
-    assert due(2) == 1
+    assert rewritten_files(2) == 1
 
 
 def test_a_checkpoint_is_written_where_one_is_due(lake: Lake) -> None:
-    """After more commits than the platform makes between two; then not again."""
+    """A checkpoint is written after more commits than the platform makes between two, and then not again."""
     log = MinuteLog(START_US, 30, 2)
     log.write(lake)
     for name in get_log_folder(lake.path(log.table)).names():
@@ -105,8 +105,8 @@ def test_a_checkpoint_is_written_where_one_is_due(lake: Lake) -> None:
     assert [result.checkpoint for result in maintain_tables(lake, later(0))] == [False]
 
 
-def test_a_table_that_fails_stops_no_other(lake: Lake) -> None:
-    """It is named with its error; others are maintained, and their rows are as they were."""
+def test_a_failing_table_does_not_stop_others(lake: Lake) -> None:
+    """The failing table is reported with its error; others are maintained without a change of their rows."""
     log = MinuteLog(START_US, 60, 2)
     log.write(lake)
     other = replace(log.table, name="other_scylla_cdc_log")
@@ -124,49 +124,49 @@ def test_a_table_that_fails_stops_no_other(lake: Lake) -> None:
     assert len(lake.data_files(other)) == 1
 
 
-def outputs(home: HomeLocation, days: dict[str, float], size: int = 1000) -> list[str]:
-    """Captured output of runs that was written so many days ago, and the result of a step, which is no log."""
+def write_outputs(home: HomeLocation, days: dict[str, float], size: int = 1000) -> list[str]:
+    """Write captured output of runs with these ages in days, and the result of a step, which is no log."""
     for run_id, age in days.items():
         folder = home.dagster / "storage" / run_id / "compute_logs"
         folder.mkdir(parents=True)
         for name in ("step.out", "step.err"):
             (folder / name).write_bytes(b"x" * size)
-            at = time.time() - age * DAY_SECONDS
-            os.utime(folder / name, (at, at))
+            modified = time.time() - age * DAY_SECONDS
+            os.utime(folder / name, (modified, modified))
     (home.dagster / "storage" / next(iter(days)) / "result").write_bytes(b"kept")
-    return left(home)
+    return runs_with_output(home)
 
 
-def left(home: HomeLocation) -> list[str]:
-    """The runs whose output is left."""
+def runs_with_output(home: HomeLocation) -> list[str]:
+    """Return the runs that still have captured output."""
     return sorted({path.parent.parent.name for path in home.dagster.glob("storage/*/compute_logs/*")})
 
 
-def test_captured_output_goes_by_age(tmp_path: Path) -> None:
-    """On both sides of the limit; a dry run counts it and deletes nothing; what is no output stays."""
+def test_captured_output_expires_by_age(tmp_path: Path) -> None:
+    """Output older than the limit is deleted; a dry run only counts it; other files stay."""
     home = home_of(tmp_path, log_retention_ms=3 * DAY_MS)
-    outputs(home, {"old": 3.1, "young": 2.9})
-    due = trim_log_files(home, dry_run=True)
-    assert ((due.files, due.bytes), left(home)) == ((2, 2000), ["old", "young"])
-    assert trim_log_files(home) == due
-    assert left(home) == ["young"]
+    write_outputs(home, {"old": 3.1, "young": 2.9})
+    planned = trim_log_files(home, dry_run=True)
+    assert ((planned.files, planned.bytes), runs_with_output(home)) == ((2, 2000), ["old", "young"])
+    assert trim_log_files(home) == planned
+    assert runs_with_output(home) == ["young"]
     assert (home.dagster / "storage" / "old" / "result").read_bytes() == b"kept"
     assert trim_log_files(home).files == 0
 
 
-def test_captured_output_goes_by_size_the_oldest_first(tmp_path: Path) -> None:
-    """Until the rest is small enough, but nothing of the last day."""
+def test_captured_output_expires_by_size_oldest_first(tmp_path: Path) -> None:
+    """The oldest output is deleted until the rest fits, but none of the last day."""
     home = home_of(tmp_path, log_max_bytes=1 << 20)
-    outputs(home, {"a": 5, "b": 4, "c": 3, "today": 0.5}, size=300_000)
+    write_outputs(home, {"a": 5, "b": 4, "c": 3, "today": 0.5}, size=300_000)
     assert trim_log_files(home).files == 5
-    assert left(home) == ["c", "today"]
-    outputs(home, {"d": 0.1, "e": 0.2, "f": 0.3}, size=900_000)
+    assert runs_with_output(home) == ["c", "today"]
+    write_outputs(home, {"d": 0.1, "e": 0.2, "f": 0.3}, size=900_000)
     trim_log_files(home)
-    assert left(home) == ["d", "e", "f", "today"]
+    assert runs_with_output(home) == ["d", "e", "f", "today"]
 
 
 def test_the_log_of_a_service_loses_its_older_half(tmp_path: Path) -> None:
-    """While its writer appends: whole lines stay, the newest ones, and what is written next follows them."""
+    """Trimming a log during writes retains the newest whole lines, and later writes follow them."""
     home = home_of(tmp_path, log_max_bytes=1 << 20)
     log = home.path / "logs" / "dagster-daemon.log"
     log.parent.mkdir()
@@ -182,14 +182,14 @@ def test_the_log_of_a_service_loses_its_older_half(tmp_path: Path) -> None:
 
 
 def maintenance_status(lake: Lake, clock: Clock) -> tuple[dict[str, object], list[tuple[str, str | None]]]:
-    """Whether each task is overdue, and the alerts about that with their commands."""
-    found = read_home_status(lake, clock, Settings())
-    alerts = [(alert.message, alert.command) for alert in found.alerts if alert.code == "maintenance-overdue"]
-    return {task["task"]: task["overdue"] for task in found.sections["maintenance"]}, alerts
+    """Return whether each task is overdue, and the alerts about that with their commands."""
+    home_status = read_home_status(lake, clock, Settings())
+    alerts = [(alert.message, alert.command) for alert in home_status.alerts if alert.code == "maintenance-overdue"]
+    return {task["task"]: task["overdue"] for task in home_status.sections["maintenance"]}, alerts
 
 
-def test_status_tells_what_ran_and_what_is_overdue(lake: Lake) -> None:
-    """Unknown before the first time; overdue two days after the last; each with the command that helps."""
+def test_status_shows_last_runs_and_overdue_tasks(lake: Lake) -> None:
+    """A task is unknown before its first run and overdue two days after its last one."""
     lake.ensure(TABLES["platform.nodes"])
     assert set(maintenance_status(lake, later(0))[0].values()) == {None}
     record_maintenance(lake, later(0), list(MaintenanceTask))
@@ -202,7 +202,7 @@ def test_status_tells_what_ran_and_what_is_overdue(lake: Lake) -> None:
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"vacuum": 7}', b'{"vacuum": "no time"}', b"\xff"])
 def test_a_damaged_record_is_unknown(lake: Lake, content: bytes) -> None:
-    """Status shows no time that nobody recorded, and the next run records over it."""
+    """Status shows no time for a damaged record, and the next run overwrites it."""
     (lake.root.parent / "maintenance.json").write_bytes(content)
     assert read_maintenance(lake) == {}
     record_maintenance(lake, later(0), [MaintenanceTask.VACUUM])
@@ -210,25 +210,25 @@ def test_a_damaged_record_is_unknown(lake: Lake, content: bytes) -> None:
 
 
 def test_the_command_maintains_and_records(tmp_path: Path) -> None:
-    """A dry run says what is due and writes nothing; the command does it, once; status shows when."""
+    """A dry run lists what is due and writes nothing; the command does it once; status shows when."""
     home = tmp_path / "home"
     assert run("--home", home, "tables", "add", "ks.t", "--ttl", "60").exit_code == 0
     MinuteLog(START_US, 60, 2).write(Lake(home / "lake"))
-    due = run("--home", home, "home", "maintain", "--dry-run", "--json")
-    [log] = [row for row in due.facts["tables"] if row["rewritten"]]
+    dry_run = run("--home", home, "home", "maintain", "--dry-run", "--json")
+    [log] = [row for row in dry_run.facts["tables"] if row["rewritten"]]
     assert (log["table"], log["rewritten"], read_maintenance(Lake(home / "lake"))) == ("ks.t_scylla_cdc_log", 1, {})
-    done = run("--home", home, "home", "maintain", "--json")
-    [log] = [row for row in done.facts["tables"] if row["rewritten"]]
-    assert (done.exit_code, log["rewritten"], log["failed"]) == (0, 60, "")
-    again = run("--home", home, "home", "maintain", "--json")
-    assert not any(row["rewritten"] or row["checkpoint"] for row in again.facts["tables"])
+    first = run("--home", home, "home", "maintain", "--json")
+    [log] = [row for row in first.facts["tables"] if row["rewritten"]]
+    assert (first.exit_code, log["rewritten"], log["failed"]) == (0, 60, "")
+    second = run("--home", home, "home", "maintain", "--json")
+    assert not any(row["rewritten"] or row["checkpoint"] for row in second.facts["tables"])
     status = run("--home", home, "status", "--json").facts["maintenance"]
-    known = {task["task"] for task in status if task["last"]}
-    assert known == {str(task) for task in MaintenanceTask} - {"check"}
+    recorded = {task["task"] for task in status if task["last"]}
+    assert recorded == {str(task) for task in MaintenanceTask} - {"check"}
     assert {task["overdue"] for task in status} == {False, None}
 
 
 def test_all_lakes_of_a_home_are_listed(tmp_path: Path) -> None:
-    """The home itself by an empty path."""
+    """The home's own lake is listed by an empty path."""
     assert list(list_lakes(home_of(tmp_path))) == [""]
     assert maintenance.list_maintained_tables(Lake(tmp_path / "home" / "lake")) == []
