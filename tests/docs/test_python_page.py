@@ -1,4 +1,4 @@
-"""The page for Python users is true: its examples run in order, on one home, and give what they show."""
+"""The examples of the page for Python users run in order, on one home, and print the documented output."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PAGE = ROOT / "docs" / "python.md"
 
 
 def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the page, in a folder with the home that it describes."""
+    """The examples run in the order of the page, in a folder with the home that it describes."""
     home = home_with_generations(tmp_path, {ID: TIME_MS, OTHER_ID: LATER_MS}, ring=json.dumps(SNAPSHOT))
     home.rename(tmp_path / ".cdc-platform")
     script = ROOT / "docs" / "examples" / "statements.cql"
@@ -33,7 +33,7 @@ def test_every_example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 @pytest.mark.parametrize("name", [name for name, value in vars(Home).items() if callable(value) and name[0] != "_"])
-def test_every_method_is_shown(name: str) -> None:
-    """A new one has to be explained there, or be none that people call."""
+def test_every_method_is_documented(name: str) -> None:
+    """A new method must be explained on the page, or be listed here as internal."""
     others = {"one_version", "resolve_generation", "stream_source", "token", "lake"}
     assert name in others or f"home.{name}(" in PAGE.read_text(encoding="utf-8") or name == "close"

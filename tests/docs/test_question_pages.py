@@ -16,7 +16,7 @@ from support.homes.questions import PROBLEMS, home_for
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "questions"
 PAGES = sorted(path for path in FOLDER.glob("*.md") if path.name != "README.md")
 SKIPS = "..."
-"""A line of it matches any lines; within a line it matches any text."""
+"""As a whole line it matches any lines, within a line any text."""
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ def shown(page: Path) -> Iterator[Shown]:
     for block in re.findall(r"^```console\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
         for part in re.split(r"^\$ ", block, flags=re.MULTILINE)[1:]:
             command, *lines = part.splitlines()
-            exit_codes = [found for line in lines if (found := re.fullmatch(r"exit code (\d+)", line))]
+            exit_codes = [code for line in lines if (code := re.fullmatch(r"exit code (\d+)", line))]
             output = [line for line in lines if not re.fullmatch(r"exit code \d+", line)]
             yield Shown(shlex.split(command), output, int(exit_codes[0][1]) if exit_codes else 0)
 
@@ -58,14 +58,14 @@ def pattern(lines: list[str]) -> str:
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
     """Return the folder of an example home by name; the first page that uses it creates it."""
-    folder, made = tmp_path_factory.mktemp("questions"), {}
+    folder, homes = tmp_path_factory.mktemp("questions"), {}
 
-    def made_once(name: str) -> Path:
-        if name not in made:
-            made[name] = home_for(folder, name)
-        return made[name]
+    def home_by_name(name: str) -> Path:
+        if name not in homes:
+            homes[name] = home_for(folder, name)
+        return homes[name]
 
-    return made_once
+    return home_by_name
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
@@ -79,16 +79,16 @@ def test_a_page_shows_the_output_of_its_commands(
     monkeypatch.delenv("CDC_PLATFORM_HOME", raising=False)
     commands = list(shown(page))
     assert commands, "the page runs nothing"
-    for each in commands:
-        program, *arguments = each.command
+    for example in commands:
+        program, *arguments = example.command
         assert program == "cdc-platform"
-        assert [line for line in each.lines if words(line) not in ("", SKIPS)], "the page shows nothing"
+        assert [line for line in example.lines if words(line) not in ("", SKIPS)], "the page shows nothing"
         answer = run(*arguments)
         output = "\n".join(words(line) for line in (answer.stdout + answer.stderr).splitlines() if words(line)) + "\n"
-        assert re.fullmatch(pattern(each.lines), output), (
-            f"$ {shlex.join(each.command)}\n{answer.stdout}{answer.stderr}"
+        assert re.fullmatch(pattern(example.lines), output), (
+            f"$ {shlex.join(example.command)}\n{answer.stdout}{answer.stderr}"
         )
-        assert answer.exit_code == each.exit_code
+        assert answer.exit_code == example.exit_code
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)

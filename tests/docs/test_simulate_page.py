@@ -1,4 +1,4 @@
-"""The page about simulations, and the table about protocols, show what the commands print."""
+"""The page about simulations, and the table about protocols, show the output of the commands."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ def test_an_example(command: str, shown: str, tmp_path: Path, monkeypatch: pytes
     assert ("history.png" in command) == (tmp_path / "history.png").exists()
 
 
-def test_there_are_examples() -> None:
-    """Of each question."""
+def test_the_page_has_examples() -> None:
+    """The page has an example of each kind of question."""
     assert len(EXAMPLES) >= 5
 
 
 def test_every_property_is_explained() -> None:
-    """By its own words."""
+    """The page lists every property with its meaning."""
     for property in Property:
         assert re.search(rf"^\| `{property.value}` \| .+\. \|$", PAGE, flags=re.MULTILINE), property
 
 
-def test_the_scenario_is_one(tmp_path: Path) -> None:
-    """Its keys are options."""
+def test_the_documented_scenario_is_valid(tmp_path: Path) -> None:
+    """The keys of the documented scenario are options of the command."""
     block = re.search(r"```toml\n(.*?)```", PAGE, flags=re.DOTALL)
     assert block is not None
     names = {name.removeprefix("--").replace("-", "_") for param in simulate.params for name in param.opts}
@@ -56,13 +56,13 @@ def test_the_scenario_is_one(tmp_path: Path) -> None:
 
 @pytest.mark.long("400 histories of five nodes")
 def test_the_table_of_both_protocols() -> None:
-    """The rows of docs/switch.md, by the commands that it names."""
+    """The rows of docs/switch.md match the output of the commands that it names."""
     page = (DOCS / "switch.md").read_text(encoding="utf-8")
     options = re.findall(r"`cdc-platform (simulate [^`]*)--protocol gossip`", page)[0]
     faults = re.findall(r"`(--outages [^`]*)`", page)[0]
     for protocol, name in (("gossip", "gossip"), ("two-phase", "two phases")):
-        for more, weather in (("", "all is well"), (faults, "nodes fail")):
-            result = run("--home", "none", *f"{options} --protocol {protocol} {more} --json".split())
+        for extra, condition in (("", "all is well"), (faults, "nodes fail")):
+            result = run("--home", "none", *f"{options} --protocol {protocol} {extra} --json".split())
             document = json.loads(result.stdout)
             undecided = sum(row["writes"] for row in document["refused"] if row["verdict"] == "UNDECIDED")
             figures = [
@@ -70,5 +70,5 @@ def test_the_table_of_both_protocols() -> None:
                 document["rows_apart"],
                 undecided,
             ]
-            row = f"| {name}, {weather} | " + " | ".join(f"{figure:,}" for figure in figures) + " |"
+            row = f"| {name}, {condition} | " + " | ".join(f"{figure:,}" for figure in figures) + " |"
             assert row in page, row

@@ -1,4 +1,4 @@
-"""The site of docs/ is complete: every page and every public package is in its navigation."""
+"""The site of docs/ is complete: its navigation has every page and every public package."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ PAGES = re.findall(r'"([\w/-]+\.md)"', CONFIG)
 
 
 def test_every_page_is_in_the_navigation_once() -> None:
-    """A page that the navigation lacks is found by search alone, and one that is there twice confuses its reader."""
-    there = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
-    assert sorted(PAGES) == sorted(there)
+    """A page missing from the navigation is found by search alone; one listed twice confuses its reader."""
+    existing = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")]
+    assert sorted(PAGES) == sorted(existing)
 
 
 def test_every_public_package_has_its_reference() -> None:
-    """Each package with public names has a page, which lists them by the package's stub."""
+    """Each package with public names has a page that lists them from the package's stub."""
     packages = {stub.parent.name for stub in (ROOT / "cdc_platform").glob("*/__init__.pyi")}
     assert len(packages) > 15
     assert {name.removeprefix("api/").removesuffix(".md") for name in PAGES if name.startswith("api/")} == packages
@@ -27,5 +27,5 @@ def test_every_public_package_has_its_reference() -> None:
 
 
 def test_the_site_loads_nothing_from_elsewhere() -> None:
-    """Fonts come from the reader's system: the theme's own would be fetched when a page is opened."""
+    """The theme's own fonts would be fetched when a page is opened, so fonts come from the reader's system."""
     assert tomllib.loads(CONFIG)["project"]["theme"]["font"] is False
