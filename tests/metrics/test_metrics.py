@@ -1,4 +1,4 @@
-"""Metrics of homes in every state, as a parser of OpenMetrics reads them."""
+"""Metrics of homes in every state, validated by a parser of OpenMetrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
 def parsed(text: str) -> Samples:
-    """The samples of an exposition by name and sorted labels; a parser that is strict has read it."""
+    """Parse an exposition strictly; return its samples by name and sorted labels."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
         for family in text_string_to_metric_families(text)
@@ -41,18 +41,18 @@ def parsed(text: str) -> Samples:
 
 
 def scraped(home: HomeLocation, at_us: int = AT_US) -> Samples:
-    """What a home's metrics are at a time (µs)."""
+    """Return a home's metrics at a time (µs)."""
     text, _ = format_metrics(HomeMetrics(home, Clock(Microseconds(at_us))).scrape())
     return parsed(text.decode())
 
 
 def value(samples: Samples, name: str, **labels: str) -> float | None:
-    """The value of one series; None if there is none."""
+    """Return the value of one series; None if there is none."""
     return samples.get((name, tuple(sorted(labels.items()))))
 
 
 def unreadable(samples: Samples) -> set[tuple[str, str]]:
-    """The sections that could not be read, each with its cluster."""
+    """Return the sections that could not be read, each with its cluster."""
     return {
         (dict(labels)["cluster"], dict(labels)["section"])
         for (name, labels), readable in samples.items()
@@ -60,14 +60,14 @@ def unreadable(samples: Samples) -> set[tuple[str, str]]:
     }
 
 
-def of_log(table: str, **more: str) -> dict[str, str]:
-    """The labels of a log of the cluster `prod`."""
-    return {"cluster": "prod", "keyspace": "shop", "table": table, **more}
+def log_labels(table: str, **extra: str) -> dict[str, str]:
+    """Return the labels of a log of the cluster `prod`."""
+    return {"cluster": "prod", "keyspace": "shop", "table": table, **extra}
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an audit says of an invariant."""
+    """The result of an invariant in an audit."""
 
     invariant: str
     passed: bool
@@ -77,7 +77,7 @@ class Outcome:
 
 
 def test_an_ingested_log_has_all_of_its_series(tmp_path: Path) -> None:
-    """Position, TTL, totals of its commits and gaps; what is unknown has no series, or one that says so."""
+    """A log has its position, TTL, commit totals and gaps; an unknown value has no series, or one that reports it."""
     home, cluster = ingested_home(tmp_path / "home", [ReadLog("t"), ReadLog("new", windows=None), ReadLog("slow", 0)])
     lake = Lake(cluster.open_home().lake)
     log = log_table(TableSchema("shop", "t", (), CdcOptions()))
@@ -85,10 +85,10 @@ def test_an_ingested_log_has_all_of_its_series(tmp_path: Path) -> None:
     times = [("died", 0, 5), ("cdc_off", 10, 20)]
     with write_as(WriteSource.OBSERVED):
         lake.append_once(log, log.schema.empty_table(), {"ingest": 1, **marks}, None)
-        for what, since, until in times:
-            gap = LogGap("shop", "t", LogLoss(what), Microseconds(since), Microseconds(until), "a reason")
+        for loss, since, until in times:
+            gap = LogGap("shop", "t", LogLoss(loss), Microseconds(since), Microseconds(until), "a reason")
             log_gaps.record_log_gaps(lake, Clock(POSITION_US), [gap])
-            if what == "died":
+            if loss == "died":
                 log_gaps.accept_log_gaps(lake, Clock(POSITION_US), "shop", "t", "known")
     samples = scraped(home)
     assert value(samples, "cdc_platform_ingest_logs", cluster="prod") == 3
@@ -103,33 +103,33 @@ def test_an_ingested_log_has_all_of_its_series(tmp_path: Path) -> None:
         "cdc_platform_ingest_requests_total": 70,
         "cdc_platform_ingest_request_retries_total": 2,
     }
-    assert {name: value(samples, name, **of_log("t")) for name in expected} == expected
+    assert {name: value(samples, name, **log_labels("t")) for name in expected} == expected
     states = ("fine", "half", "most", "dying", "unknown")
 
     def state_of(table: str) -> list[str]:
         name = "cdc_platform_ingest_lag_state"
-        return [state for state in states if value(samples, name, **of_log(table, state=state)) == 1]
+        return [state for state in states if value(samples, name, **log_labels(table, state=state)) == 1]
 
     assert [state_of(table) for table in ("t", "slow", "new")] == [["most"], ["fine"], ["unknown"]]
-    gaps = [value(samples, "cdc_platform_log_gaps", **of_log("t", state=state)) for state in ("open", "accepted")]
+    gaps = [value(samples, "cdc_platform_log_gaps", **log_labels("t", state=state)) for state in ("open", "accepted")]
     assert gaps == [1, 1]
-    assert {name for name in expected if value(samples, name, **of_log("new")) is not None} == set()
-    # A log that only an earlier release ingested has no count of requests, and rows that never expire have no share.
-    assert value(samples, "cdc_platform_ingest_requests_total", **of_log("slow")) is None
-    assert value(samples, "cdc_platform_ingest_lag_ttl_ratio", **of_log("slow")) is None
-    assert value(samples, "cdc_platform_ingest_ttl_seconds", **of_log("slow")) == 0
+    assert {name for name in expected if value(samples, name, **log_labels("new")) is not None} == set()
+    # A log that only an earlier release ingested has no count of requests, and rows that never expire have no ratio.
+    assert value(samples, "cdc_platform_ingest_requests_total", **log_labels("slow")) is None
+    assert value(samples, "cdc_platform_ingest_lag_ttl_ratio", **log_labels("slow")) is None
+    assert value(samples, "cdc_platform_ingest_ttl_seconds", **log_labels("slow")) == 0
     assert unreadable(samples) == set()
 
 
 def test_counters_and_lag_follow_the_home_from_scrape_to_scrape(tmp_path: Path) -> None:
-    """One collector reads what was committed since, also by others; the lag of the same home falls and grows."""
+    """One collector sees commits made since, also by others; the lag of the same home falls and grows."""
     home, cluster = ingested_home(tmp_path / "home", [ReadLog("t")])
     metrics = HomeMetrics(home, Clock(AT_US))
 
     def windows_and_lag() -> tuple[float | None, ...]:
         samples = parsed(format_metrics(metrics.scrape())[0].decode())
         names = ("cdc_platform_ingest_windows_total", "cdc_platform_ingest_lag_seconds")
-        return tuple(value(samples, name, **of_log("t")) for name in names)
+        return tuple(value(samples, name, **log_labels("t")) for name in names)
 
     assert windows_and_lag() == (3, 301)
     read_up_to(Lake(cluster.open_home().lake), [ReadLog("t", windows=7, position_us=POSITION_US + 300 * SECOND_US)])
@@ -138,17 +138,17 @@ def test_counters_and_lag_follow_the_home_from_scrape_to_scrape(tmp_path: Path) 
 
 @pytest.fixture(scope="module")
 def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with rows in every table, and two results of a check."""
+    """Create a home with rows in every table, and two results of a check."""
     home = every_table(tmp_path_factory.mktemp("full"))
     lake, clock = Lake(home / "lake"), Clock(POSITION_US)
-    for asked_of, passed in (("", True), ("shop.carts", False), ("shop.visits", False)):
-        begun = check_results.CheckRun.begin(lake, clock, "a test", asked_of)
-        check_results.store_check_results(begun, [Outcome("log_batch_complete", passed)])
+    for scope, passed in (("", True), ("shop.carts", False), ("shop.visits", False)):
+        check_run = check_results.CheckRun.begin(lake, clock, "a test", scope)
+        check_results.store_check_results(check_run, [Outcome("log_batch_complete", passed)])
     return home
 
 
 def test_a_full_home_has_every_other_metric(full: Path) -> None:
-    """Generations by state, the inbox's oldest event, failures of a check by its asset, as `status` counts."""
+    """Generations by state, the inbox's oldest event and check failures by asset agree with `status`."""
     home = open_home_location(full)
     samples = scraped(home)
     status = run("--home", full, "--clock", format_us(AT_US), "status", "--json").json
@@ -166,7 +166,7 @@ def test_a_full_home_has_every_other_metric(full: Path) -> None:
 
 
 def test_an_empty_home_has_no_series_of_a_log(tmp_path: Path) -> None:
-    """Every section can be read, zero is said where it is known, and nothing else."""
+    """Every section is readable; known zeros are exported, and nothing else."""
     samples = scraped(open_home_location(tmp_path / "home"))
     assert unreadable(samples) == set()
     assert value(samples, "cdc_platform_inbox_events", cluster="") == 0
@@ -190,8 +190,8 @@ def test_an_empty_home_has_no_series_of_a_log(tmp_path: Path) -> None:
         ("platform/generation_switches", {"generations", "inbox"}),
     ],
 )
-def test_a_damaged_table_costs_its_sections_alone(table: str, sections: set[str], tmp_path: Path) -> None:
-    """The other sections, the other logs and the home around are read; the command says so and exits with 1."""
+def test_a_damaged_table_loses_only_its_sections(table: str, sections: set[str], tmp_path: Path) -> None:
+    """Other sections, other logs and the outer home are read; the command reports the damage and exits with 1."""
     home, cluster = ingested_home(tmp_path / "home", [ReadLog("t"), ReadLog("u")])
     lake = Lake(cluster.open_home().lake)
     entry = lake.root / table / "_delta_log" / "00000000000000000000.json"
@@ -200,10 +200,10 @@ def test_a_damaged_table_costs_its_sections_alone(table: str, sections: set[str]
     samples = scraped(home)
     assert {section for cluster, section in unreadable(samples) if cluster == "prod"} == sections
     assert {section for cluster, section in unreadable(samples) if not cluster} == set()
-    lag = value(samples, "cdc_platform_ingest_lag_seconds", **of_log("u"))
+    lag = value(samples, "cdc_platform_ingest_lag_seconds", **log_labels("u"))
     assert (lag is None) == ("ingest" in sections)
     if sections == {"logs"}:
-        rows = [value(samples, "cdc_platform_ingest_rows_total", **of_log(name)) for name in ("t", "u")]
+        rows = [value(samples, "cdc_platform_ingest_rows_total", **log_labels(name)) for name in ("t", "u")]
         assert rows == [None, 0]
     answer = run("--home", home.path, "--clock", format_us(AT_US), "metrics")
     assert answer.exit_code == 1
@@ -213,7 +213,7 @@ def test_a_damaged_table_costs_its_sections_alone(table: str, sections: set[str]
 
 
 def test_a_damaged_registration_leaves_the_home_itself(tmp_path: Path) -> None:
-    """No cluster can be listed; the section says so, and the home's own metrics are there."""
+    """If no cluster can be listed, the section reports it, and the home's own metrics are exported."""
     home, cluster = ingested_home(tmp_path / "home", [ReadLog("t")])
     (cluster.home / "cluster.json").write_text("{", encoding="utf-8")
     samples = scraped(home)
@@ -221,8 +221,8 @@ def test_a_damaged_registration_leaves_the_home_itself(tmp_path: Path) -> None:
     assert value(samples, "cdc_platform_inbox_events", cluster="") == 0
 
 
-def test_a_section_that_fails_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever is raised, and after some samples: none of them is written, and the others are."""
+def test_a_failing_section_exports_no_partial_samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A section that raises after some samples exports none of them; the other sections are exported."""
     home, _ = ingested_home(tmp_path / "home", [ReadLog("t")])
 
     def fails(lake: Lake, scrape: collector.Scrape) -> bool:
@@ -233,13 +233,13 @@ def test_a_section_that_fails_leaves_no_half(tmp_path: Path, monkeypatch: pytest
     text = format_metrics(HomeMetrics(home, Clock(AT_US)).scrape())[0].decode()
     samples = parsed(text)
     assert unreadable(samples) == {("", "ingest"), ("prod", "ingest")}
-    assert value(samples, "cdc_platform_ingest_lag_seconds", **of_log("t")) is None
+    assert value(samples, "cdc_platform_ingest_lag_seconds", **log_labels("t")) is None
     assert value(samples, "cdc_platform_inbox_events", cluster="prod") == 0
     assert "4711" not in text
 
 
 def test_the_work_of_a_scrape_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """So many logs have series, and all are counted; past its time a scrape opens nothing more and says so."""
+    """Only MAX_LOGS logs have series, though all are counted; a scrape past its time limit opens nothing more."""
     home, _ = ingested_home(tmp_path / "home", [ReadLog(name) for name in ("a", "b", "c")])
     monkeypatch.setattr(collector, "MAX_LOGS", 2)
     samples = scraped(home)
@@ -251,8 +251,8 @@ def test_the_work_of_a_scrape_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     assert unreadable(late) == everything
 
 
-def test_names_that_need_escapes_are_read_back() -> None:
-    """Tables may have any name in quotes; both formats keep it."""
+def test_names_with_escapes_are_parsed_back() -> None:
+    """Quoted table names may contain any character; both formats preserve them."""
     odd = 'a"b\\c\nd'
     scrape = collector.Scrape(AT_US, time.monotonic())
     scrape.add(METRICS[3], "shop", odd, value=1)
@@ -262,12 +262,12 @@ def test_names_that_need_escapes_are_read_back() -> None:
     ):
         text, content_type = format_metrics(scrape, accept)
         assert content_type.startswith(accept.partition(";")[0])
-        (sample,) = [each for family in parse(text.decode()) for each in family.samples if each.labels.get("table")]
+        (sample,) = [item for family in parse(text.decode()) for item in family.samples if item.labels.get("table")]
         assert sample.labels["table"] == odd
 
 
-def test_every_check_has_the_asset_that_shows_it() -> None:
-    """For each invariant one of the assets on which Dagster defines the check."""
+def test_every_check_has_an_asset_that_shows_it() -> None:
+    """Each invariant maps to one of the assets on which Dagster defines the check."""
     from cdc_platform.definitions import defs
 
     keys = {(key.name, key.asset_key.to_user_string()) for key in defs.resolve_asset_graph().asset_check_keys}

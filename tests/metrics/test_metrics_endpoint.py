@@ -1,4 +1,4 @@
-"""The metrics over HTTP: a real server, the gate in front, and what a scraper such as Prometheus sends."""
+"""Metrics over HTTP: a real server behind the authentication, with the requests of a scraper such as Prometheus."""
 
 from __future__ import annotations
 
@@ -39,24 +39,24 @@ async def behind(scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None
 
 @dataclass(frozen=True)
 class Served:
-    """The server, and its home."""
+    """A server and its home."""
 
     port: int
     home: Path
 
     def ask(self, path: str, headers: dict[str, str], method: str = "GET") -> tuple[int, str, str]:
-        """Status, content type and text of one answer."""
+        """Request a path; return status, content type and text."""
         connection = http.client.HTTPConnection(LOOPBACK, self.port, timeout=60)
         connection.request(method, path, headers=headers)
         answer = connection.getresponse()
-        found = answer.status, answer.getheader("content-type") or "", answer.read().decode()
+        result = answer.status, answer.getheader("content-type") or "", answer.read().decode()
         connection.close()
-        return found
+        return result
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """A home with an ingested log, behind the gate."""
+    """Serve a home with an ingested log behind the authentication."""
     home, _ = ingested_home(tmp_path / "home", [ReadLog("t")])
     bound = listen_on_loopback(0)
     names = UiAddresses(bound.getsockname()[1])
@@ -70,7 +70,7 @@ def served(tmp_path: Path) -> Iterator[Served]:
 
 
 def test_a_scraper_with_the_token_reads_both_formats(served: Served) -> None:
-    """As it asks; the same families and values, and the lag by the clock that was handed in."""
+    """The requested format is served, with the same families and values, and the lag by the given clock."""
     status, kind, text = served.ask("/metrics", BEARER | {"Accept": PROMETHEUS})
     assert (status, kind.partition(";")[0]) == (200, "application/openmetrics-text")
     families = {family.name: family for family in text_string_to_metric_families(text)}
@@ -86,8 +86,8 @@ def test_a_scraper_with_the_token_reads_both_formats(served: Served) -> None:
     assert samples(parse_older_format(older)) == samples(families.values())
 
 
-def test_the_gate_stands_before_it(served: Served) -> None:
-    """Without the token nothing is read; other paths are the UI's; it cannot be written to; no secret is in it."""
+def test_metrics_require_the_token(served: Served) -> None:
+    """Requests without the token are refused; other paths go to the UI; POST is refused; no secret is in the text."""
     assert served.ask("/metrics", {})[0] == 401
     assert served.ask("/metrics", BEARER | {"Host": "example.com"})[0] == 421
     assert served.ask("/metrics", {"Authorization": "Bearer wrong"})[0] == 401
@@ -99,8 +99,8 @@ def test_the_gate_stands_before_it(served: Served) -> None:
     assert str(served.home) not in text
 
 
-def test_scrapers_at_once_share_one_read(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ten of them, while the home is slow: it is read once or twice, and all have an answer."""
+def test_concurrent_scrapers_share_one_read(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ten concurrent scrapers of a slow home cause at most two reads, and all get an answer."""
     read, reads = HomeMetrics.scrape, list[float]()
 
     def slow(metrics: HomeMetrics) -> Scrape:
@@ -115,8 +115,8 @@ def test_scrapers_at_once_share_one_read(served: Served, monkeypatch: pytest.Mon
     assert len(reads) <= 2
 
 
-def test_a_home_that_does_not_answer_is_a_refusal_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Then it answers again; the read that hung was the only one."""
+def test_a_hanging_home_is_refused_in_time(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A scrape of a hanging home ends in 503; when the one pending read completes, the endpoint answers again."""
     hangs, read = threading.Event(), HomeMetrics.scrape
 
     def hanging(metrics: HomeMetrics) -> Scrape:

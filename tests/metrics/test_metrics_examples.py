@@ -1,4 +1,4 @@
-"""The dashboard, the alert rules and the documented table name exactly the metrics that are exported."""
+"""The dashboard, the alert rules and the documented table name exactly the exported metrics."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _TOKEN = re.compile(
 
 
 def metrics_in(query: str) -> dict[str, set[str]]:
-    """The metrics that a query of PromQL selects, each with the labels that it matches."""
+    """Return the metrics that a PromQL query selects, each with the labels that it matches."""
     tokens, end = list[tuple[str, str]](), 0
     while end < len(query):
         match = _TOKEN.match(query, end)
@@ -36,7 +36,7 @@ def metrics_in(query: str) -> dict[str, set[str]]:
         if kind != "space":
             tokens.append((kind, match[0]))
         end = match.end()
-    found, index = dict[str, set[str]](), 0
+    metrics, index = dict[str, set[str]](), 0
     while index < len(tokens):
         kind, text = tokens[index]
         following = tokens[index + 1][1] if index + 1 < len(tokens) else ""
@@ -48,11 +48,11 @@ def metrics_in(query: str) -> dict[str, set[str]]:
                 inside = tokens[index + 2 :][: [word for _, word in tokens[index + 2 :]].index("}")]
                 labels = {word for sort, word in inside if sort == "name"}
                 index += len(inside) + 2
-            found[text] = found.get(text, set()) | labels
+            metrics[text] = metrics.get(text, set()) | labels
             index += 1
         else:
             index += 1
-    return found
+    return metrics
 
 
 @pytest.mark.parametrize(
@@ -65,27 +65,27 @@ def metrics_in(query: str) -> dict[str, set[str]]:
         ("count(x == 0) or vector(0)", {"x": set()}),
     ],
 )
-def test_queries_are_read(query: str, expected: dict[str, set[str]]) -> None:
-    """Functions, keywords, labels and texts are no metrics."""
+def test_queries_are_parsed(query: str, expected: dict[str, set[str]]) -> None:
+    """Functions, keywords, labels and texts are not taken for metrics."""
     assert metrics_in(query) == expected
 
 
 def dashboard_queries(value: Any) -> Iterator[str]:
-    """Every query of a dashboard, those of its variables too."""
+    """Yield every query of a dashboard, including those of its variables."""
     if isinstance(value, list):
-        for each in value:
-            yield from dashboard_queries(each)
+        for item in value:
+            yield from dashboard_queries(item)
     elif isinstance(value, dict):
         if "expr" in value:
             yield value["expr"]
         if value.get("type") == "query":
             yield re.sub(r"label_values\((\w+), (\w+)\)", r'\1{\2=""}', value["definition"])
-        for each in value.values():
-            yield from dashboard_queries(each)
+        for item in value.values():
+            yield from dashboard_queries(item)
 
 
 def assert_exported(queries: list[str]) -> set[str]:
-    """Hold that all metrics and labels of queries exist; answers with the metrics."""
+    """Assert that all metrics and labels of queries exist; return the metrics."""
     used = set[str]()
     for query in queries:
         for name, labels in metrics_in(query).items():
@@ -96,23 +96,25 @@ def assert_exported(queries: list[str]) -> set[str]:
 
 
 def test_the_dashboard_shows_every_metric_and_no_other() -> None:
-    """Each query, with the labels that it selects; each panel has one, says what it shows and covers no other."""
+    """Queries use exported metrics and labels only; each panel has a query and a description and overlaps no other."""
     dashboard = json.loads((EXAMPLES / "grafana-dashboard.json").read_text(encoding="utf-8"))
     assert assert_exported(list(dashboard_queries(dashboard))) == set(EXPORTED)
     cells = set[tuple[int, int]]()
     for panel in dashboard["panels"]:
         assert panel["targets"]
         assert panel["description"]
-        at = panel["gridPos"]
-        own = {(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])}
-        assert not own & cells, panel["title"]
-        assert at["x"] + at["w"] <= 24
-        cells |= own
+        grid = panel["gridPos"]
+        panel_cells = {
+            (x, y) for x in range(grid["x"], grid["x"] + grid["w"]) for y in range(grid["y"], grid["y"] + grid["h"])
+        }
+        assert not panel_cells & cells, panel["title"]
+        assert grid["x"] + grid["w"] <= 24
+        cells |= panel_cells
     assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
 
 
 def test_the_alert_rules_name_metrics_and_commands_that_exist() -> None:
-    """Each rule has a summary; its labels are those that its query leaves, and its command is one of the program."""
+    """Each rule has a summary; its labels are those of its query's metrics, and its command exists."""
     rules = yaml.safe_load((EXAMPLES / "prometheus-rules.yml").read_text(encoding="utf-8"))
     (group,) = rules["groups"]
     assert len(assert_exported([rule["expr"] for rule in group["rules"]])) >= 8
@@ -126,7 +128,7 @@ def test_the_alert_rules_name_metrics_and_commands_that_exist() -> None:
 
 
 def test_the_scrape_configuration_reads_the_endpoint() -> None:
-    """Its path, the token's file, and the rules beside it."""
+    """The scrape configuration has the endpoint's path, the token's file, and existing rule files."""
     configuration = yaml.safe_load((EXAMPLES / "prometheus.yml").read_text(encoding="utf-8"))
     (job,) = configuration["scrape_configs"]
     assert job["metrics_path"] == METRICS_PATH
@@ -135,7 +137,7 @@ def test_the_scrape_configuration_reads_the_endpoint() -> None:
 
 
 def test_the_page_has_every_metric_and_every_section() -> None:
-    """Name, type, labels and meaning as they are declared, in their order."""
+    """The page lists name, type, labels and meaning of every metric as declared, in that order."""
     page = (ROOT / "docs" / "operating.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| `(cdc_platform_\w+)` \| (\w+) \| ([^|]*) \| (.*) \|$", page, re.MULTILINE)
     assert rows == [
@@ -151,7 +153,7 @@ def test_the_page_has_every_metric_and_every_section() -> None:
 
 
 def test_names_follow_the_conventions_of_prometheus() -> None:
-    """One prefix, base units at the end, `_total` for counters alone; no label repeats the name."""
+    """Names have one prefix and end in base units; only counters end in `_total`; no label is listed twice."""
     for metric in METRICS:
         assert re.fullmatch(r"cdc_platform_[a-z][a-z0-9_]*[a-z0-9]", metric.name)
         assert metric.name.endswith("_total") == (metric.kind == "counter")
