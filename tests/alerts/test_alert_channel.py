@@ -1,4 +1,4 @@
-"""The alert channel: each alert reaches each destination once, also across kills and outages of the receiver."""
+"""The alert channel sends each alert to each destination once, also across kills and outages of the receiver."""
 
 from __future__ import annotations
 
@@ -36,21 +36,21 @@ CLOCK = Clock(Microseconds(1_800_000_000_000_000))
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A server that gets what is posted."""
+    """Start a server that records posted messages."""
     with receiving() as started:
         yield started
 
 
 @pytest.fixture(autouse=True)
 def variables(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The addresses, each with a secret in it."""
+    """Set the addresses, each with a secret in it."""
     host = receiver.url.removeprefix("http://")
     monkeypatch.setenv("HOOK_URL", f"{receiver.url}/{SECRET}?key={SECRET}")
     monkeypatch.setenv("APPRISE_URL", f"json://{host}/{SECRET}")
 
 
 def home_with(folder: Path, settings: str) -> HomeLocation:
-    """A home with these lines below [alerts]."""
+    """Create a home with these lines below [alerts]."""
     home = open_home_location(folder / "home")
     (home.path / "settings.toml").write_text(f"[alerts]\n{settings}\n", encoding="utf-8")
     return open_home_location(home.path)
@@ -63,7 +63,7 @@ def deliver(home: HomeLocation, after_us: Microseconds = Microseconds(0)) -> tup
 
 
 def test_an_alert_arrives_once_and_then_its_resolution(tmp_path: Path, receiver: Receiver) -> None:
-    """However often it is raised and delivered; what arrives names the command that helps."""
+    """Repeated raising and delivering sends one message, which names the command that helps."""
     home = home_with(tmp_path, 'webhook_env = "HOOK_URL"')
     assert [raise_alert(home, CLOCK, PROBLEM) for _ in range(3)] == [True, False, False]
     assert [deliver(home) for _ in range(3)] == [(1, []), (0, []), (0, [])]
@@ -96,13 +96,13 @@ def test_an_alert_arrives_once_and_then_its_resolution(tmp_path: Path, receiver:
     assert receiver.posted[-1]["id"] == "run/join/a#2/error"
 
 
-def test_a_level_that_changes_is_a_message_of_its_own(tmp_path: Path, receiver: Receiver) -> None:
-    """From warning to error, but below the threshold nothing is sent."""
+def test_a_changed_level_is_sent_again(tmp_path: Path, receiver: Receiver) -> None:
+    """A rise from warning to error is sent; levels below the threshold are not."""
     home = home_with(tmp_path, 'webhook_env = "HOOK_URL"\nlevel = "warning"')
     for level in ("notice", "warning", "error"):
         assert raise_alert(home, CLOCK, Alert("head", level, f"at {level}"))
         deliver(home)
-    assert [(each["level"], each["message"]) for each in receiver.posted] == [
+    assert [(message["level"], message["message"]) for message in receiver.posted] == [
         ("warning", "at warning"),
         ("error", "at error"),
     ]
@@ -112,12 +112,12 @@ def test_a_level_that_changes_is_a_message_of_its_own(tmp_path: Path, receiver: 
 def test_an_outage_of_the_receiver_loses_nothing(
     failure: int | str, tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Tried again with growing pauses, not before; what changed meanwhile arrives as it is then."""
+    """Delivery is retried with growing pauses; a change meanwhile arrives in its current state."""
     home = home_with(tmp_path, 'webhook_env = "HOOK_URL"')
     working = os.environ["HOOK_URL"]
     if failure == "down":
-        with receiving() as gone:
-            monkeypatch.setenv("HOOK_URL", f"{gone.url}/{SECRET}")
+        with receiving() as stopped:
+            monkeypatch.setenv("HOOK_URL", f"{stopped.url}/{SECRET}")
     else:
         receiver.statuses += [int(failure)] * 2
     raise_alert(home, CLOCK, PROBLEM)
@@ -133,22 +133,22 @@ def test_an_outage_of_the_receiver_loses_nothing(
     monkeypatch.setenv("HOOK_URL", working)
     resolve_alert(home, CLOCK, "other")
     assert deliver(home, FIRST_PAUSE_US * 4) == (2, [])
-    assert [(each["key"], each["status"]) for each in receiver.posted] == [
+    assert [(message["key"], message["status"]) for message in receiver.posted] == [
         ("run/join/a", "open"),
         ("other", "resolved"),
     ]
 
 
 def test_pauses_grow_and_are_bounded() -> None:
-    """30 s, doubling, half an hour."""
+    """Pauses start at 30 s, double, and are bounded by half an hour."""
     pauses = [retry_pause_us(failures) for failures in range(40)]
     assert pauses[:4] == [0, FIRST_PAUSE_US, 2 * FIRST_PAUSE_US, 4 * FIRST_PAUSE_US]
     assert pauses == sorted(pauses)
     assert set(pauses[7:]) == {LONGEST_PAUSE_US}
 
 
-def test_a_destination_set_up_later_gets_what_is_open(tmp_path: Path, receiver: Receiver) -> None:
-    """And a home without any keeps its open alerts for status."""
+def test_a_new_destination_gets_open_alerts(tmp_path: Path, receiver: Receiver) -> None:
+    """A home without a destination stores its open alerts for status; one added later gets them."""
     home = home_with(tmp_path, "")
     raise_alert(home, CLOCK, PROBLEM)
     raise_alert(home, CLOCK, Alert("gone", "error", "it was"))
@@ -157,11 +157,11 @@ def test_a_destination_set_up_later_gets_what_is_open(tmp_path: Path, receiver: 
     assert [alert["key"] for alert in read_open_alerts(home)] == [PROBLEM.key]
     home = home_with(tmp_path, 'webhook_env = "HOOK_URL"')
     assert deliver(home) == (1, [])
-    assert [each["key"] for each in receiver.posted] == [PROBLEM.key]
+    assert [message["key"] for message in receiver.posted] == [PROBLEM.key]
 
 
-def test_syncing_resolves_what_is_over(tmp_path: Path) -> None:
-    """Keys with another prefix stay; one with a wrong prefix is refused; no change writes no file."""
+def test_syncing_resolves_ended_alerts(tmp_path: Path) -> None:
+    """Keys with another prefix stay; a key with a wrong prefix is refused; unchanged alerts write no file."""
     home = home_with(tmp_path, "")
     raise_alert(home, CLOCK, Alert("run/x", "error", "failed"))
     sync_alerts(home, CLOCK, "status/", [Alert("status/a", "error", "a"), Alert("status/b", "warning", "b")])
@@ -177,7 +177,7 @@ def test_syncing_resolves_what_is_over(tmp_path: Path) -> None:
 
 
 def test_every_destination_gets_each_message(tmp_path: Path, receiver: Receiver) -> None:
-    """A program, a webhook and a service of Apprise: each once, and one that fails delays no other."""
+    """A program, a webhook and an Apprise service each get the message once; one that fails delays no other."""
     program = tmp_path / "alert.sh"
     program.write_text(f"#!/bin/sh\ncat >> '{tmp_path}/received'; exit $(cat '{tmp_path}/code')\n", encoding="utf-8")
     program.chmod(0o700)
@@ -199,7 +199,7 @@ def test_every_destination_gets_each_message(tmp_path: Path, receiver: Receiver)
 def test_slack_and_pagerduty_get_their_own_formats(
     tmp_path: Path, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Slack a text; PagerDuty an incident with a key, which the resolution names. Only their hosts are replaced."""
+    """Slack gets a text, PagerDuty an incident whose key the resolution names. The test replaces only their hosts."""
     from apprise.plugins import pagerduty, slack
 
     monkeypatch.setattr(slack.NotifySlack, "webhook_url", f"{receiver.url}/services")
@@ -223,7 +223,7 @@ def test_slack_and_pagerduty_get_their_own_formats(
     assert PROBLEM.message in incident["payload"]["summary"]
     resolve_alert(home, CLOCK, PROBLEM.key)
     assert deliver(home) == (1, [])
-    resolved = next(each for each in receiver.posted[2:] if "event_action" in each)
+    resolved = next(message for message in receiver.posted[2:] if "event_action" in message)
     assert (resolved["event_action"], resolved["dedup_key"]) == ("resolve", incident["dedup_key"])
 
 
@@ -239,10 +239,10 @@ WRONG_ADDRESSES = {
 
 
 @pytest.mark.parametrize("case", WRONG_ADDRESSES)
-def test_a_wrong_address_is_a_warning_without_it(
+def test_a_wrong_address_causes_a_warning_without_it(
     case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The warning says what to fix and never repeats the address; the alert waits."""
+    """The warning names what to fix and never contains the address; the alert stays open."""
     settings, reason = WRONG_ADDRESSES[case]
     monkeypatch.setenv("FTP_URL", f"ftp://{SECRET}@host/{SECRET}")
     for name, text, mode in (("open", f"http://{SECRET}", 0o644), ("empty", "\n", 0o600)):
@@ -263,7 +263,7 @@ def test_a_wrong_address_is_a_warning_without_it(
 def test_no_log_and_no_state_has_a_secret(
     fails: bool, destination: str, tmp_path: Path, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Neither the address nor a secret in a message, also at the level DEBUG."""
+    """Neither the address nor a secret in a message is logged or stored, even at the level DEBUG."""
     home = home_with(tmp_path, destination)
     receiver.statuses += [500] * fails
     message = f"cannot reach s3://user:{SECRET}@host with password={SECRET}"
@@ -294,37 +294,37 @@ deliver_alerts(home, print)
 @pytest.mark.parametrize("point", failpoints.ALERT_POINTS)
 @pytest.mark.parametrize("killed", ["raise", "resolve"])
 def test_a_kill_loses_no_alert(killed: str, point: str, tmp_path: Path, receiver: Receiver) -> None:
-    """Killed between any two steps and run again: both messages arrive; only a kill after sending repeats one."""
+    """After a kill at any step and another run, both messages arrive; only a kill after sending repeats one."""
     home = home_with(tmp_path, 'webhook_env = "HOOK_URL"')
     for step in ("raise", "resolve"):
         kill = {failpoints.KILL_AT_VARIABLE: point} if step == killed else {}
         command = [sys.executable, "-c", _STEPS, str(home.path), step]
-        ended = subprocess.run(command, env=os.environ | kill, timeout=120, check=False)
-        assert ended.returncode == (-signal.SIGKILL if kill else 0)
+        completed = subprocess.run(command, env=os.environ | kill, timeout=120, check=False)
+        assert completed.returncode == (-signal.SIGKILL if kill else 0)
         if kill:
             subprocess.run(command, env=os.environ, timeout=120, check=True)
-    ids = [each["id"] for each in receiver.posted]
+    ids = [message["id"] for message in receiver.posted]
     assert list(dict.fromkeys(ids)) == ["disk#1/error", "disk#1/resolved"]
     repeated = {"raise": "disk#1/error", "resolve": "disk#1/resolved"}[killed]
     expected = 2 if point == failpoints.AFTER_ALERT_SENT else 1
-    assert [ids.count(each) for each in dict.fromkeys(ids)] == [
-        expected if each == repeated else 1 for each in dict.fromkeys(ids)
+    assert [ids.count(message_id) for message_id in dict.fromkeys(ids)] == [
+        expected if message_id == repeated else 1 for message_id in dict.fromkeys(ids)
     ]
 
 
-def test_deliveries_at_once_send_each_message_once(tmp_path: Path, receiver: Receiver) -> None:
-    """Four processes deliver twenty alerts."""
+def test_concurrent_deliveries_send_each_message_once(tmp_path: Path, receiver: Receiver) -> None:
+    """Four processes that deliver twenty alerts send each one once."""
     home = home_with(tmp_path, 'webhook_env = "HOOK_URL"')
     for number in range(20):
         raise_alert(home, CLOCK, Alert(f"a/{number}", "error", "x"))
     command = [sys.executable, "-c", _STEPS, str(home.path), "deliver"]
     running = [subprocess.Popen(command, env=os.environ) for _ in range(4)]
     assert [process.wait(120) for process in running] == [0] * 4
-    assert sorted(each["key"] for each in receiver.posted) == sorted(f"a/{number}" for number in range(20))
+    assert sorted(message["key"] for message in receiver.posted) == sorted(f"a/{number}" for number in range(20))
 
 
-def test_a_damaged_state_is_an_empty_one(tmp_path: Path) -> None:
-    """Its alerts are raised again by whatever finds the problem."""
+def test_a_damaged_state_counts_as_empty(tmp_path: Path) -> None:
+    """A damaged state has no alerts; the next one raised is stored."""
     home = home_with(tmp_path, "")
     (home.path / "alerts.json").write_text("{not json", encoding="utf-8")
     assert read_open_alerts(home) == []
@@ -333,7 +333,7 @@ def test_a_damaged_state_is_an_empty_one(tmp_path: Path) -> None:
 
 
 def test_settings_of_alerts_are_checked(tmp_path: Path) -> None:
-    """A misspelt key, a value out of bounds and a wrong level are refused by name."""
+    """The error names a misspelt key, a value out of bounds and a wrong level."""
     assert home_with(tmp_path, "").settings.alerts == AlertSettings()
     for line, name in (
         ('hook = "x"', "alerts.hook"),
