@@ -1,4 +1,4 @@
-"""Columns between Arrow and Python."""
+"""Conversion of columns between Arrow and Python."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ COLUMNS = {
 @pytest.mark.parametrize("nulls", [False, True])
 @pytest.mark.parametrize("name", COLUMNS)
 def test_values_are_those_of_the_list(name: str, *, nulls: bool) -> None:
-    """Of the same types, None where there is none: of arrays, of parts of them, of several chunks and of none."""
-    told, kind = COLUMNS[name]
-    array = pa.array([*told, *([None] if nulls else [])], kind)
+    """The values equal those of `to_pylist` in type and value, for arrays, slices, several chunks and no chunk."""
+    values, kind = COLUMNS[name]
+    array = pa.array([*values, *([None] if nulls else [])], kind)
     chunked = pa.chunked_array([array, array.slice(1), array.slice(0, 0)], kind)
     for column in (array, array.slice(1), array.slice(0, 0), chunked, chunked.slice(2), pa.chunked_array([], kind)):
-        found = to_python_values(column)
-        assert found == column.to_pylist()
-        assert [type(each) for each in found] == [type(each) for each in column.to_pylist()]
+        result = to_python_values(column)
+        assert result == column.to_pylist()
+        assert [type(value) for value in result] == [type(value) for value in column.to_pylist()]
 
 
 @pytest.mark.parametrize("kind", [pa.int8(), pa.int32(), pa.int64()])
-def test_numbers_have_a_value_where_there_is_none(kind: pa.DataType) -> None:
-    """Whatever their width, and the same of those that all have one."""
+def test_nulls_get_the_given_number(kind: pa.DataType) -> None:
+    """Integers of any width become int64, with and without nulls."""
     array = pa.array([-128, None, 127], kind)
     for column in (array, pa.chunked_array([array.slice(0, 1), array.slice(1)])):
-        found = to_int64_array(column, -(2**63))
-        assert (found.dtype, found.tolist()) == (np.int64, [-128, -(2**63), 127])
+        result = to_int64_array(column, -(2**63))
+        assert (result.dtype, result.tolist()) == (np.int64, [-128, -(2**63), 127])
     assert to_int64_array(array.drop_null(), 5).tolist() == [-128, 127]
     assert to_int64_array(pa.chunked_array([], kind), 5).tolist() == []
 
 
 def test_times_are_whole_milliseconds() -> None:
-    """Rounded to none: tables hold no others; None where there is none."""
-    told = [1_769_860_800_123, -1]
-    assert to_milliseconds_without_nulls(pa.chunked_array([pa.array(MOMENTS, pa.timestamp("us", "UTC"))])) == told
+    """Times become whole milliseconds, exact for the tables' values, and None for null."""
+    expected = [1_769_860_800_123, -1]
+    assert to_milliseconds_without_nulls(pa.chunked_array([pa.array(MOMENTS, pa.timestamp("us", "UTC"))])) == expected
     for nulls in ([], [None]):
         moments = pa.chunked_array([pa.array([*MOMENTS, *nulls], pa.timestamp("us", "UTC"))])
-        assert to_milliseconds(moments) == told + nulls
+        assert to_milliseconds(moments) == expected + nulls

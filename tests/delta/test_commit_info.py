@@ -1,4 +1,4 @@
-"""Every commit has its envelope: whoever writes, by whichever method, and what it tells of slices is what they hold."""
+"""Every commit has a CommitInfo, whatever method writes, and its digests are those of the partitions."""
 
 from __future__ import annotations
 
@@ -54,19 +54,19 @@ NARROW = Table("ks", "wide", pa.schema([column("k", pa.int64(), "")]), ("k",), "
 
 
 def stamps(*hours: int, expired: datetime | None = None) -> pa.Table:
-    """Rows of cdc_generation_timestamps."""
+    """Return rows of cdc_generation_timestamps."""
     rows = [{"key": "timestamps", "time": TIME + hour * HOUR, "expired": expired} for hour in hours]
     return pa.Table.from_pylist(rows, schema=GENERATION_TIMESTAMPS.schema)
 
 
 def streams(hour: int, *ends: int, stream: bytes = b"0123456789abcdef") -> pa.Table:
-    """Rows of cdc_streams_descriptions_v2, of one slice."""
+    """Return rows of one partition of cdc_streams_descriptions_v2."""
     rows = [{"time": TIME + hour * HOUR, "range_end": end, "streams": [stream]} for end in ends]
     return pa.Table.from_pylist(rows, schema=STREAMS_DESCRIPTIONS_V2.schema)
 
 
 def consumer(window: int) -> pa.Table:
-    """A consumer that has read so many windows."""
+    """Return a consumer that has read `window` windows."""
     row = {"name": "a", "keyspace_name": "k", "table_name": "t", "position": TIME, "window_number": window}
     return pa.Table.from_pylist([row | {"set_timestamp": None, "updated_at": TIME}], schema=CONSUMERS.schema)
 
@@ -79,9 +79,9 @@ def _grown(lake: Lake) -> None:
 
 
 def _vacuumed(lake: Lake) -> None:
-    left = Path(lake.path(GENERATION_TIMESTAMPS), "left.parquet")
-    left.touch()
-    os.utime(left, (0, 0))
+    stray = Path(lake.path(GENERATION_TIMESTAMPS), "left.parquet")
+    stray.touch()
+    os.utime(stray, (0, 0))
     assert lake.vacuum(GENERATION_TIMESTAMPS) == 1
 
 
@@ -113,25 +113,25 @@ METHODS: dict[str, tuple[Table, Callable[[Lake], object]]] = {
     ),
     "vacuum": (GENERATION_TIMESTAMPS, _vacuumed),
 }
-"""Each method of `Lake` that commits: the table, and a write that changes something of what `filled` has."""
+"""Each committing method of `Lake`: the table, and a write that changes something in the `filled` lake."""
 
 
 def changed() -> pa.Table:
-    """Of two slices a row that is there, one that changes and one that is new."""
+    """Return for two partitions an existing row, a changed row and a new row."""
     first, other = streams(0, 1), streams(0, 2, stream=b"fedcba9876543210")
     return pa.concat_tables([first, other, streams(0, 8), streams(1, 1, stream=b"fedcba9876543210"), streams(2, 1)])
 
 
 @pytest.fixture(params=DigestRule)
 def rule(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> DigestRule:
-    """How tables that the test makes digest their rows: as those of today do, and as those of before."""
+    """The digest rule of tables that the test creates: today's or the earlier one."""
     monkeypatch.setattr(row_hash, "NEWEST_DIGEST_RULE", request.param)
     return request.param
 
 
 @pytest.fixture
 def filled(lake: Lake, rule: DigestRule) -> Lake:
-    """A lake with some rows, one of its files unused since a row was replaced."""
+    """A lake with some rows; one of its files is unused since a row was replaced."""
     lake.merge(STREAMS_DESCRIPTIONS_V2, pa.concat_tables([streams(0, 1, 2, 3), streams(1, 1, 5)]), update=False)
     lake.merge(GENERATION_TIMESTAMPS, stamps(0, 1, 2), update=False)
     lake.merge(GENERATION_TIMESTAMPS, stamps(2, expired=TIME), update=True)
@@ -141,22 +141,28 @@ def filled(lake: Lake, rule: DigestRule) -> Lake:
 
 
 def assert_sealed(lake: Lake, table: Table) -> list[Commit]:
-    """Every commit has an envelope of its own, and all slices hold what their newest ones say; the commits."""
-    found = lake.commits(table)
-    assert found
-    assert [commit.version for commit in found] == list(range(lake.version(table) or 0, -1, -1))
-    seals = [commit.info for commit in found]
+    """Assert that every commit has its own CommitInfo with correct digests, and return the commits."""
+    commits = lake.commits(table)
+    assert commits
+    assert [commit.version for commit in commits] == list(range(lake.version(table) or 0, -1, -1))
+    seals = [commit.info for commit in commits]
     assert None not in seals
-    # A vacuum is two commits of Delta.
-    once = [seal.id for seal, commit in zip(seals, found, strict=True) if seal and commit.operation != "VACUUM END"]
+    # A vacuum is two commits in Delta.
+    once = [seal.id for seal, commit in zip(seals, commits, strict=True) if seal and commit.operation != "VACUUM END"]
     assert len(set(once)) == len(once)
-    for each in verify_tables(lake, deep=True):
-        assert (each.damage, each.unexpected, each.foreign, each.unknown, each.unread) == ([], [], [], 0, 0), each.name
-    return found
+    for verification in verify_tables(lake, deep=True):
+        assert (
+            verification.damage,
+            verification.unexpected,
+            verification.foreign,
+            verification.unknown,
+            verification.unread,
+        ) == ([], [], [], 0, 0), verification.name
+    return commits
 
 
-def test_every_writing_method_is_walked() -> None:
-    """A method that commits stands in the list above."""
+def test_every_writing_method_is_listed() -> None:
+    """METHODS has every method of `Lake` that commits."""
     commits = ("self._write(", "create.create_table(", "compaction.", "writer.", "transaction_log.commit")
     writing = {
         name
@@ -167,11 +173,11 @@ def test_every_writing_method_is_walked() -> None:
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_a_commit_has_its_envelope(filled: Lake, name: str) -> None:
-    """Who, by which door, with which program; and the digests of all slices that it changes, and of no others."""
+def test_every_commit_has_its_commit_info(filled: Lake, name: str) -> None:
+    """A commit has its author, program and user, and the digests of exactly the partitions that it changes."""
     table, write = METHODS[name]
     before = filled.version(table) if filled.exists(table) else -1
-    held = {each.key: each for each in filled.partitions(table)} if table.partition_by else {}
+    partitions = {partition.key: partition for partition in filled.partitions(table)} if table.partition_by else {}
     with commit_as(ME):
         write(filled)
     new = [commit for commit in assert_sealed(filled, table) if commit.version > (before or 0)]
@@ -180,11 +186,11 @@ def test_a_commit_has_its_envelope(filled: Lake, name: str) -> None:
         seal = commit.info
         assert seal is not None
         assert (seal.author, seal.program, bool(seal.user)) == (ME, __version__, True)
-    assert held.keys() or not table.partition_by
+    assert partitions.keys() or not table.partition_by
 
 
-def test_slices_that_a_write_does_not_touch_are_not_named(filled: Lake) -> None:
-    """A commit names the slices whose content it changes; a column of nulls that a table gets changes none."""
+def test_unchanged_partitions_are_not_named(filled: Lake) -> None:
+    """A commit names the partitions whose content it changes; a new column of nulls changes none."""
     filled.merge(STREAMS_DESCRIPTIONS_V2, streams(1, 9), update=False)
     seal = filled.commits(STREAMS_DESCRIPTIONS_V2)[0].info
     assert seal is not None
@@ -195,26 +201,28 @@ def test_slices_that_a_write_does_not_touch_are_not_named(filled: Lake) -> None:
     assert seal.digests == {"time=2021-11-02T19:45:26.384Z": 0}
 
 
-def test_numbers_of_consumers_are_told(filled: Lake) -> None:
-    """Which window of which consumer a commit brought."""
+def test_numbers_of_consumers_are_recorded(filled: Lake) -> None:
+    """A commit records the consumers' numbers that it was given."""
     filled.append_once(CONSUMERS, consumer(3), {"audit": 7, "audit until": 99}, None)
     seal = filled.commits(CONSUMERS)[0].info
     assert seal is not None
     assert seal.numbers == {"audit": 7, "audit until": 99}
 
 
-def test_a_merge_of_rows_that_are_there_twice_keeps_count(filled: Lake) -> None:
-    """A row that a stranger doubled is found, and is found as well after the platform has written beside it."""
+def test_a_merge_over_duplicate_rows_does_not_hide_them(filled: Lake) -> None:
+    """A row that a foreign commit duplicated is found, also after the platform has updated rows of the table."""
     write_deltalake(filled.path(GENERATION_TIMESTAMPS), stamps(1), mode="append")
     filled.merge(GENERATION_TIMESTAMPS, stamps(1, expired=TIME), update=True)
-    [found] = [each for each in verify_tables(filled) if each.name == GENERATION_TIMESTAMPS.full_name]
-    assert len(found.foreign) == 1
-    [line] = found.unexpected
-    assert line.startswith(f"{found.name} has other rows than its commits recorded, in version ")
+    [result] = [
+        verification for verification in verify_tables(filled) if verification.name == GENERATION_TIMESTAMPS.full_name
+    ]
+    assert len(result.foreign) == 1
+    [line] = result.unexpected
+    assert line.startswith(f"{result.name} has other rows than its commits recorded, in version ")
 
 
 def test_racing_writers_leave_right_digests(filled: Lake) -> None:
-    """Whoever has to try again tells of the version that it then writes."""
+    """A writer that retries records the digests of the version that it then writes."""
     with ThreadPoolExecutor(6) as pool:
         list(pool.map(lambda hour: filled.merge(GENERATION_TIMESTAMPS, stamps(hour, 20), update=False), range(4, 10)))
     assert filled.read(GENERATION_TIMESTAMPS).num_rows == 10
@@ -222,13 +230,13 @@ def test_racing_writers_leave_right_digests(filled: Lake) -> None:
 
 
 def _lost_answer(write: Any) -> Any:
-    """A store that does what it is asked to, and says that it did not."""
+    """Return a write that succeeds, but reports a failure."""
 
-    def lost(*given: Any, **named: Any) -> None:
-        write(*given, **named)
+    def write_and_fail(*arguments: Any, **options: Any) -> None:
+        write(*arguments, **options)
         raise CommitFailedError("Failed to commit transaction: 0")
 
-    return lost
+    return write_and_fail
 
 
 ANSWERS: dict[str, tuple[Table, Callable[[Lake], object], object]] = {
@@ -243,10 +251,10 @@ ANSWERS: dict[str, tuple[Table, Callable[[Lake], object], object]] = {
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_writer_looks_for_its_own_commit_before_it_says_that_it_lost(
+def test_a_writer_looks_for_its_own_commit_before_it_reports_a_conflict(
     filled: Lake, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The answer is lost, the commit is there: it is told as done, and is in the history once."""
+    """If the response is lost but the commit exists, the write succeeds, and the history has it once."""
     table, write, due = ANSWERS[name]
     before = filled.version(table)
     assert before is not None
@@ -256,12 +264,12 @@ def test_a_writer_looks_for_its_own_commit_before_it_says_that_it_lost(
     assert_sealed(filled, table)
 
 
-def test_who_really_lost_is_told_so(filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: others commit each time, the writer's own mark is nowhere."""
+def test_a_writer_that_really_lost_gets_a_conflict(filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a control, others commit at each attempt, and the log never has the writer's own mark."""
 
-    def overtaken(table: Any, *given: Any, **named: Any) -> None:
+    def overtaken(table: Any, *arguments: Any, **options: Any) -> None:
         write_deltalake(filled.path(CONSUMERS), consumer(1).slice(0, 0), mode="append")
-        write_deltalake(table, *given, **named)
+        write_deltalake(table, *arguments, **options)
 
     monkeypatch.setattr(writer, "write_deltalake", overtaken)
     monkeypatch.setattr("cdc_platform.delta.commit_retry.ATTEMPTS", 3)
@@ -270,8 +278,8 @@ def test_who_really_lost_is_told_so(filled: Lake, monkeypatch: pytest.MonkeyPatc
     assert filled.read(CONSUMERS).num_rows == 1
 
 
-def test_a_table_of_before_is_unknown_until_the_platform_writes(lake: Lake) -> None:
-    """What lies behind the first envelope is no complaint; from it on the digest is that of all rows."""
+def test_a_table_without_commit_info_is_unknown_until_the_platform_writes(lake: Lake) -> None:
+    """Commits before the first CommitInfo raise no complaint; from it on the digest covers all rows."""
     lake.ensure(GENERATION_TIMESTAMPS)
     for entry in Path(lake.path(GENERATION_TIMESTAMPS), "_delta_log").glob("*.json"):
         lines = [json.loads(line) for line in entry.read_text(encoding="utf-8").splitlines()]
@@ -279,58 +287,58 @@ def test_a_table_of_before_is_unknown_until_the_platform_writes(lake: Lake) -> N
             line.get("commitInfo", {}).pop(COMMIT_INFO_KEY, None)
         entry.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     write_deltalake(lake.path(GENERATION_TIMESTAMPS), stamps(0, 1), mode="append")
-    [found] = verify_tables(lake)
-    assert (found.unexpected, found.foreign, found.unknown, found.commits) == ([], [], 1, 0)
+    [result] = verify_tables(lake)
+    assert (result.unexpected, result.foreign, result.unknown, result.commits) == ([], [], 1, 0)
     lake.merge(GENERATION_TIMESTAMPS, stamps(1, 2), update=False)
-    [found] = verify_tables(lake)
-    assert (found.unexpected, found.foreign, found.unknown, found.commits) == ([], [], 0, 1)
+    [result] = verify_tables(lake)
+    assert (result.unexpected, result.foreign, result.unknown, result.commits) == ([], [], 0, 1)
 
 
-def test_a_rule_of_a_later_version_is_refused_in_one_line(lake: Lake) -> None:
-    """Digests that this version cannot make are told of no table: neither written into it nor held against it."""
+def test_an_unknown_digest_rule_is_refused_in_one_line(lake: Lake) -> None:
+    """Neither write to a table with an unknown digest rule nor verify it."""
     lake.ensure(GENERATION_TIMESTAMPS)
     DeltaTable(lake.path(GENERATION_TIMESTAMPS)).alter.set_table_properties(
         {row_hash.DIGEST_RULE_PROPERTY: "words-512"}, raise_if_not_exists=False
     )
-    told = "system_distributed.cdc_generation_timestamps digests rows by 'words-512', this version knows "
-    with pytest.raises(StateError, match=f"^{re.escape(told)}"):
+    message = "system_distributed.cdc_generation_timestamps digests rows by 'words-512', this version knows "
+    with pytest.raises(StateError, match=f"^{re.escape(message)}"):
         lake.merge(GENERATION_TIMESTAMPS, stamps(1), update=False)
-    [found] = verify_tables(lake)
-    assert [told in line for line in found.damage] == [True]
+    [result] = verify_tables(lake)
+    assert [message in line for line in result.damage] == [True]
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 0
 
 
-def test_a_strange_envelope_is_none(filled: Lake) -> None:
-    """What others write under that name, or a program of later, is a commit without one and no failure."""
-    for said in ("", "[]", "{}", '{"id": 1, "digests": {"": "x"}}'):
-        properties = CommitProperties(custom_metadata={COMMIT_INFO_KEY: said})
+def test_an_invalid_commit_info_is_ignored(filled: Lake) -> None:
+    """An invalid CommitInfo from another or a later program counts as no CommitInfo, without a failure."""
+    for text in ("", "[]", "{}", '{"id": 1, "digests": {"": "x"}}'):
+        properties = CommitProperties(custom_metadata={COMMIT_INFO_KEY: text})
         write_deltalake(filled.path(CONSUMERS), consumer(1), mode="append", commit_properties=properties)
         assert filled.commits(CONSUMERS)[0].info is None
 
 
 def test_commands_are_named(tmp_path: Path) -> None:
-    """The command line is the door, the command what came through it, without its arguments."""
+    """The entry point is the command line, and the command is stored without its arguments."""
     node = tmp_path / "node.json"
     node.write_text(node_text(1), encoding="utf-8")
     assert run("--home", tmp_path / "home", "bootstrap", node).exit_code == 0
     assert run("--home", tmp_path / "home", "tables", "add", "ks.t", "--ttl", "0").exit_code == 0
-    found = [
-        each
-        for each in verify_tables(Lake(tmp_path / "home" / "lake"))
-        if each.damage or each.unexpected or each.foreign
+    complaints = [
+        result
+        for result in verify_tables(Lake(tmp_path / "home" / "lake"))
+        if result.damage or result.unexpected or result.foreign
     ]
-    assert found == []
-    told = {
+    assert complaints == []
+    authors = {
         commit.info.author
         for table in ("bootstrap_events", "cdc_tables")
         for commit in Lake(tmp_path / "home" / "lake").commits(Table("platform", table, pa.schema([]), (), ""))
         if commit.info
     }
-    assert told == {CommitAuthor("command line", "bootstrap"), CommitAuthor("command line", "tables add")}
+    assert authors == {CommitAuthor("command line", "bootstrap"), CommitAuthor("command line", "tables add")}
 
 
 def test_runs_of_dagster_are_named(tmp_path: Path) -> None:
-    """A run says who it is and who clicked, whoever started its process; after it the process is who it was."""
+    """A run names itself and its user, whatever started its process; afterwards the process has its own author."""
 
     @op
     def write(home: HomeResource) -> None:
@@ -341,28 +349,28 @@ def test_runs_of_dagster_are_named(tmp_path: Path) -> None:
         write()
 
     with commit_as(ME):
-        done = writing.execute_in_process(resources={"home": HomeResource(path=str(tmp_path))})
+        result = writing.execute_in_process(resources={"home": HomeResource(path=str(tmp_path))})
         Lake(tmp_path / "lake").merge(CONSUMERS, consumer(1), update=True)
-        asked = {USER_TAG: "ada@example.com"}
-        writing.execute_in_process(resources={"home": HomeResource(path=str(tmp_path / "clicked"))}, tags=asked)
+        tags = {USER_TAG: "ada@example.com"}
+        writing.execute_in_process(resources={"home": HomeResource(path=str(tmp_path / "clicked"))}, tags=tags)
     clicked = Lake(tmp_path / "clicked" / "lake").commits(CONSUMERS)[0].info
     assert clicked is not None
     assert clicked.user == "ada@example.com"
-    mine, runs, *_ = [each.info for each in Lake(tmp_path / "lake").commits(CONSUMERS)]
+    mine, runs, *_ = [commit.info for commit in Lake(tmp_path / "lake").commits(CONSUMERS)]
     assert mine is not None
     assert runs is not None
     assert mine.author == ME
     assert mine.user == runs.user == getpass.getuser()
-    assert runs.author == CommitAuthor("Dagster", "writing", done.run_id)
+    assert runs.author == CommitAuthor("Dagster", "writing", result.run_id)
 
 
 @pytest.mark.spark
-def test_rows_in_volume_have_their_envelopes(spark: SparkSession, filled: Lake) -> None:
-    """Slices replaced, rows appended and whole tables rewritten by Spark's tasks, in several files and slices."""
+def test_spark_writes_have_commit_info(spark: SparkSession, filled: Lake) -> None:
+    """Spark tasks replace partitions, append rows and rewrite whole tables, in several files and partitions."""
     table, where = STREAMS_DESCRIPTIONS_V2, {"time": TIME}
 
-    def rows(*some: pa.Table) -> Any:
-        return spark.createDataFrame(pa.concat_tables(some)).repartition(3, "range_end")
+    def rows(*tables: pa.Table) -> Any:
+        return spark.createDataFrame(pa.concat_tables(tables)).repartition(3, "range_end")
 
     with commit_as(ME):
         frames.replace_partition(TaskRunner(lambda: spark), filled, table, rows(streams(0, *range(40))), where)
@@ -379,8 +387,10 @@ def test_rows_in_volume_have_their_envelopes(spark: SparkSession, filled: Lake) 
         assert_sealed(filled, table)
 
 
-def test_a_lost_answer_to_a_slice_is_found(filled: Lake, rule: DigestRule, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that Spark's tasks wrote: the commit that is there is not made again."""
+def test_a_lost_response_to_a_draft_commit_is_found(
+    filled: Lake, rule: DigestRule, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit of files that Spark tasks wrote is not repeated if the log already has it."""
     table = STREAMS_DESCRIPTIONS_V2
     folder = Path(filled.path(table)).with_name(f".{table.name}.draft")
     folder.mkdir()

@@ -1,4 +1,4 @@
-"""What is written by what was read: asked again whenever somebody came in between; and turns over several tables."""
+"""Conditional commits, which are decided again after a conflict, and locks over several tables."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ROW = {"keyspace_name": "ks", "enabled": True, "created_at": datetime_from_us(Mi
 
 
 def rows(**ttls: int) -> pa.Table:
-    """Rows of tables by their names."""
-    found = [ROW | {"table_name": name, "ttl_seconds": ttl} for name, ttl in ttls.items()]
-    return pa.Table.from_pylist(found, schema=CDC_TABLES.schema)
+    """Return rows of tables by their names."""
+    records = [ROW | {"table_name": name, "ttl_seconds": ttl} for name, ttl in ttls.items()]
+    return pa.Table.from_pylist(records, schema=CDC_TABLES.schema)
 
 
 def change(at: int, ttl: int = 1) -> pa.Table:
-    """A row of the history."""
+    """Return a row of the history."""
     row = ROW | {
         "table_name": "t",
         "ttl_seconds": ttl,
@@ -37,44 +37,44 @@ def change(at: int, ttl: int = 1) -> pa.Table:
 
 
 def ttls(lake: Lake) -> dict[str, int]:
-    """What is in the table."""
+    """Return the TTLs in the table by table name."""
     return {row["table_name"]: row["ttl_seconds"] for row in lake.read(CDC_TABLES).to_pylist()}
 
 
-def test_what_was_judged_by_old_rows_is_not_written(lake: Lake) -> None:
-    """Another row comes in after the look: the look is taken again, and what it forbids is not written."""
+def test_a_decision_by_old_rows_is_not_written(lake: Lake) -> None:
+    """If another row arrives after the decision, the rule decides again, and a refused write is not committed."""
     lake.merge(CDC_TABLES, rows(first=1), update=False)
-    looks = []
+    seen = []
 
     def judge() -> pa.Table:
-        looks.append(ttls(lake))
-        if "second" in looks[-1]:
+        seen.append(ttls(lake))
+        if "second" in seen[-1]:
             raise InputError("there is a second one")
         lake.merge(CDC_TABLES, rows(second=2), update=False)
         return rows(third=3)
 
     with pytest.raises(InputError, match="second"):
         lake.merge_judged(CDC_TABLES, judge)
-    assert looks == [{"first": 1}, {"first": 1, "second": 2}]
+    assert seen == [{"first": 1}, {"first": 1, "second": 2}]
     assert ttls(lake) == {"first": 1, "second": 2}
 
 
-def test_a_refusal_makes_no_table(lake: Lake) -> None:
-    """What nobody may write, and what nobody writes, leaves no files."""
+def test_a_refusal_creates_no_table(lake: Lake) -> None:
+    """A refused write and an empty write leave no files."""
 
     def refuse(*_: Any) -> pa.Table:
         raise InputError("no")
 
-    for ask in (lambda: lake.merge_judged(CDC_TABLES, refuse), lambda: lake.transact(CDC_TABLES, refuse)):
+    for attempt in (lambda: lake.merge_judged(CDC_TABLES, refuse), lambda: lake.transact(CDC_TABLES, refuse)):
         with pytest.raises(InputError):
-            ask()
+            attempt()
     assert lake.merge_judged(CDC_TABLES, lambda: None) is None
     lake.transact(CDC_TABLES, lambda _: None)
     assert not lake.exists(CDC_TABLES)
 
 
-def test_a_rule_of_an_append_only_table_adds(lake: Lake) -> None:
-    """It gets all rows, what it answers goes in where its key is not there, and it is asked again after a conflict."""
+def test_a_rule_of_an_append_only_table_adds_rows(lake: Lake) -> None:
+    """The rule gets all rows, its result is inserted where the key is new, and a conflict calls it again."""
     seen = []
 
     def rule(known: pa.Table) -> pa.Table:
@@ -86,17 +86,17 @@ def test_a_rule_of_an_append_only_table_adds(lake: Lake) -> None:
     lake.merge(CDC_TABLE_CHANGES, change(5), update=False)
     lake.transact(CDC_TABLE_CHANGES, rule)
     lake.transact(CDC_TABLE_CHANGES, rule)
-    found = lake.read(CDC_TABLE_CHANGES).sort_by("changed_at").to_pylist()
+    records = lake.read(CDC_TABLE_CHANGES).sort_by("changed_at").to_pylist()
     assert seen == [1, 2, 3]
-    assert [(row["changed_at"], row["ttl_seconds"]) for row in found] == [
+    assert [(row["changed_at"], row["ttl_seconds"]) for row in records] == [
         (datetime_from_us(Microseconds(at)), 1) for at in (1, 3, 5, 7)
     ]
     with pytest.raises(StateError, match="is append-only"):
         lake.transact(CDC_TABLE_CHANGES, rule, whole=True)
 
 
-def test_a_rule_may_say_all_rows(lake: Lake) -> None:
-    """Rows come, change and go in one commit; the same rows again are none."""
+def test_a_rule_may_return_all_rows(lake: Lake) -> None:
+    """Rows are inserted, changed and removed in one commit; equal rows cause no commit."""
     lake.transact(CDC_TABLES, lambda _: rows(a=1, b=2), whole=True)
     before = lake.version(CDC_TABLES)
     lake.transact(CDC_TABLES, lambda _: rows(b=2, a=1), whole=True)
@@ -111,8 +111,8 @@ def test_a_rule_may_say_all_rows(lake: Lake) -> None:
     assert lake.version(CDC_TABLES) == before + 3
 
 
-def test_a_turn_is_one_threads_at_a_time(lake: Lake) -> None:
-    """Threads take turns as processes do; a turn within a turn is the same, and another one is another's."""
+def test_one_thread_at_a_time_has_a_lock(lake: Lake) -> None:
+    """Locks exclude threads as well as processes; a nested lock is reentrant, and another lock is independent."""
     inside, most = [0], [0]
 
     @locks.exclusive(locks.TABLES_LOCK)
@@ -132,17 +132,17 @@ def test_a_turn_is_one_threads_at_a_time(lake: Lake) -> None:
     assert not lake.root.exists()
 
 
-def test_who_waits_too_long_is_told_for_whom(lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """The line names the process that has the turn; a turn that ended by an error is over."""
+def test_a_lock_timeout_names_the_owner(lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The message names the process that has the lock; an error in the block releases the lock."""
     monkeypatch.setattr(locks, "_LOCK_WAIT_SECONDS", 0.05)
-    told: list[str] = []
+    messages: list[str] = []
 
     def late() -> None:
         try:
             with locks.lake_lock(lake, locks.IMPORTS_LOCK):
-                told.append("taken")
+                messages.append("taken")
         except ConflictError as error:
-            told.append(str(error))
+            messages.append(str(error))
 
     def wait() -> None:
         worker = threading.Thread(target=late)
@@ -157,13 +157,13 @@ def test_who_waits_too_long_is_told_for_whom(lake: Lake, monkeypatch: pytest.Mon
     with pytest.raises(InputError):
         failing(lake)
     wait()
-    assert "process" in told[0]
-    assert "run it again when it is done" in told[0]
-    assert told[1] == "taken"
+    assert "process" in messages[0]
+    assert "run it again when it is done" in messages[0]
+    assert messages[1] == "taken"
 
 
-def test_a_step_looks_at_each_table_once(lake: Lake) -> None:
-    """In it stands what stood at its first look, and what it wrote itself; the next step sees what others wrote."""
+def test_a_step_pins_the_version_of_each_table(lake: Lake) -> None:
+    """A step sees the version of its first look and its own writes; the next step sees what others wrote."""
     other = Lake(lake.root)
     with lake.table_cache.pin_versions():
         assert not lake.exists(CDC_TABLES)
@@ -178,14 +178,14 @@ def test_a_step_looks_at_each_table_once(lake: Lake) -> None:
     assert ttls(lake) == {"second": 2}
 
 
-def test_a_step_builds_on_nothing_that_is_gone(lake: Lake) -> None:
-    """Its commit is the version after the one it saw, or it looks at every table anew: nothing of another's is lost."""
+def test_a_step_never_builds_on_an_outdated_version(lake: Lake) -> None:
+    """A commit succeeds the version that the step saw; else the step reads every table again and no write is lost."""
     other = Lake(lake.root)
     lake.merge(CDC_TABLES, rows(first=1), update=False)
-    asked = []
+    calls = []
 
     def rule(known: pa.Table) -> pa.Table:
-        asked.append((known.num_rows, lake.read(CDC_TABLE_CHANGES).num_rows))
+        calls.append((known.num_rows, lake.read(CDC_TABLE_CHANGES).num_rows))
         return rows(second=sum(known["ttl_seconds"].to_pylist()))
 
     with lake.table_cache.pin_versions():
@@ -194,24 +194,24 @@ def test_a_step_builds_on_nothing_that_is_gone(lake: Lake) -> None:
         other.merge(CDC_TABLES, rows(third=3), update=False)
         other.merge(CDC_TABLE_CHANGES, change(5), update=False)
         lake.transact(CDC_TABLES, rule)
-    assert asked == [(1, 0), (2, 1)]
+    assert calls == [(1, 0), (2, 1)]
     assert ttls(lake) == {"first": 1, "second": 4, "third": 3}
 
 
 def test_a_file_that_cannot_be_locked_is_named(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line says which file, as it does where it cannot be made."""
+    """The message names the file that cannot be locked."""
 
     def refused(*_: object) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(fcntl, "flock", refused)
-    told = r"^/.*\.turns/joining cannot be locked: Input/output error; check permissions and space$"
-    with pytest.raises(EnvironmentProblem, match=told), locks.lake_lock(lake, "joining"):
+    message = r"^/.*\.turns/joining cannot be locked: Input/output error; check permissions and space$"
+    with pytest.raises(EnvironmentProblem, match=message), locks.lake_lock(lake, "joining"):
         raise AssertionError("nobody has the turn")
 
 
-def test_a_turn_is_a_new_look(lake: Lake) -> None:
-    """Who had the turn before has written: what was seen before it is not built on."""
+def test_acquiring_a_lock_revalidates_tables(lake: Lake) -> None:
+    """The previous owner of the lock may have written, so the next owner sees its rows."""
     other = Lake(lake.root)
     lake.merge(CDC_TABLES, rows(first=1), update=False)
     with lake.table_cache.pin_versions():

@@ -1,4 +1,4 @@
-"""Rows in which two tables differ: each as often as the other lacks it, whatever form their columns are in."""
+"""Rows in which two tables differ, counted as multisets, whatever the form of their columns."""
 
 from __future__ import annotations
 
@@ -37,19 +37,19 @@ ROW = st.fixed_dictionaries(
         "m": st.none() | st.dictionaries(texts, st.none() | st.integers(0, 2), max_size=2).map(lambda m: [*m.items()]),
     }
 )
-# Few rows, so that many are in both, and again and again.
+# Few distinct rows, so that many are in both tables and repeat.
 ROWS = st.lists(ROW, min_size=1, max_size=6).flatmap(lambda few: st.lists(st.sampled_from(few), max_size=12))
 
 
 @pytest.fixture(autouse=True)
 def all_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows are compared however few there are, and three at a time."""
+    """Compare rows however few they are, three at a time."""
     monkeypatch.setattr(module, "_FEW_ROWS", -1)
     monkeypatch.setattr(numbers, "_WORDS_CHUNK_ROWS", 3)
 
 
 def counted(rows: list[dict[str, Any]]) -> Counter[str]:
-    """How often each row is there."""
+    """Return the count of each row."""
     return Counter(map(repr, rows))
 
 
@@ -57,36 +57,36 @@ def counted(rows: list[dict[str, Any]]) -> Counter[str]:
 def test_what_is_in_both_goes_as_often_as_it_is(
     both: list[dict[str, Any]], mine: list[dict[str, Any]], theirs: list[dict[str, Any]]
 ) -> None:
-    """Multisets: a row that is there twice and once is left once."""
-    one, other = (pa.Table.from_pylist([*both, *some], SCHEMA) for some in (mine, theirs))
-    left = [counted(each.to_pylist()) for each in find_differing_rows(one, other)]
+    """Multisets: if one table has a row twice and the other once, one remains."""
+    one, other = (pa.Table.from_pylist([*both, *rows], SCHEMA) for rows in (mine, theirs))
+    remaining = [counted(table.to_pylist()) for table in find_differing_rows(one, other)]
     ones, others = counted(one.to_pylist()), counted(other.to_pylist())
-    assert left == [ones - others, others - ones]
+    assert remaining == [ones - others, others - ones]
 
 
 @given(rows=ROWS)
 def test_the_form_of_a_column_is_no_difference(rows: list[dict[str, Any]]) -> None:
-    """In chunks, as views, as a dictionary, without a column that is null anyway, in another order of columns."""
+    """Chunks, views, a dictionary, a missing all-null column or another column order make no difference."""
     plain = pa.Table.from_pylist(rows, SCHEMA)
     whole = [row for row in rows if row["t"] is not None]
     cut = pa.concat_tables([plain.slice(0, 2), plain.slice(2)])
     views = plain.set_column(1, "t", plain["t"].cast(pa.string_view())).set_column(2, "b", plain["b"].cast("binary"))
     coded = plain.set_column(1, "t", plain["t"].dictionary_encode())
-    # A table has a column at least: the first one stays.
-    told = [name for name in reversed(SCHEMA.names) if name == "n" or plain[name].null_count < len(rows)]
-    bare = plain.select(told)
+    # A table has at least one column, so the first one stays.
+    non_null = [name for name in reversed(SCHEMA.names) if name == "n" or plain[name].null_count < len(rows)]
+    bare = plain.select(non_null)
     for form in (cut, views, coded, bare):
         assert hash_rows_words(form).tolist() == hash_rows_words(plain).tolist()
-    # A column in which some are null is encoded otherwise than one in which none is.
-    numbers = dict(zip(map(repr, rows), hash_rows_words(plain).tolist(), strict=True))
+    # A column with some nulls is encoded differently from one without nulls.
+    hashes = dict(zip(map(repr, rows), hash_rows_words(plain).tolist(), strict=True))
     alone = pa.Table.from_pylist(whole, SCHEMA)
-    assert hash_rows_words(alone).tolist() == [numbers[repr(row)] for row in whole]
+    assert hash_rows_words(alone).tolist() == [hashes[repr(row)] for row in whole]
 
 
-def test_few_rows_are_left_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To digest them all takes no longer."""
+def test_few_rows_are_returned_unchanged(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few rows are returned without hashing, which would take as long."""
     monkeypatch.setattr(module, "_FEW_ROWS", 2)
     one, other = (pa.table({"n": range(count)}) for count in (2, 5))
     assert find_differing_rows(one, other) == (one, other)
-    found = find_differing_rows(pa.table({"n": range(3)}), other)
-    assert [each["n"].to_pylist() for each in found] == [[], [3, 4]]
+    differing = find_differing_rows(pa.table({"n": range(3)}), other)
+    assert [table["n"].to_pylist() for table in differing] == [[], [3, 4]]

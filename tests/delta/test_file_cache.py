@@ -1,4 +1,4 @@
-"""Small files are opened once in a block by whoever reads them, and give what they give when they are read in parts."""
+"""A block opens each small file once for all readers, and cached reads equal reads in batches."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cdc_platform.delta import file_cache, tasks
 
 
 def written(path: Path, rows: int) -> str:
-    """A file of rows with a stream each."""
+    """Write a file of rows with one stream each."""
     random = np.random.default_rng(rows)
     pq.write_table(pa.table({"range_end": range(rows), "streams": [[random.bytes(16)] for _ in range(rows)]}), path)
     return str(path)
@@ -25,7 +25,7 @@ def written(path: Path, rows: int) -> str:
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file was opened."""
+    """The number of openings of each file."""
     counts: Counter[str] = Counter()
 
     class Counting(pq.ParquetFile):
@@ -39,7 +39,7 @@ def opened(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
 @pytest.mark.parametrize("only", [None, ("range_end", np.array([3, 7, 99]))])
 def test_rows_are_those_of_the_file(tmp_path: Path, opened: Counter[str], only: tuple[str, np.ndarray] | None) -> None:
-    """In the columns and with the values that were asked for; read three times the file was opened once."""
+    """The cached rows have the requested columns and values; three reads open the file once."""
     path = written(tmp_path / "file", 10)
     outside = pa.Table.from_batches(tasks.read_file_batches(path, ["streams", "range_end"], only))
     opened.clear()
@@ -51,30 +51,28 @@ def test_rows_are_those_of_the_file(tmp_path: Path, opened: Counter[str], only: 
     assert file_cache.read_cached_file(path) is None
 
 
-def test_what_is_large_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Neither a large file nor one more than there is room for; an inner block is a part of the outer one."""
+def test_large_files_are_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a large file nor one beyond the cache's size is cached; an inner block shares the outer cache."""
     paths = [written(tmp_path / str(rows), rows) for rows in (10, 12, 2000)]
     size = pq.ParquetFile(paths[1]).metadata.row_group(0).total_byte_size
     monkeypatch.setattr(file_cache, "_FILE_BYTES", size)
     monkeypatch.setattr(file_cache, "_CACHE_BYTES", 2 * size - 1)
     with file_cache.cache_file_reads():
         with file_cache.cache_file_reads():
-            kept = [file_cache.read_cached_file(path) is not None for path in paths]
-        assert kept == [file_cache.read_cached_file(path) is not None for path in paths] == [True, True, False]
+            cached = [file_cache.read_cached_file(path) is not None for path in paths]
+        assert cached == [file_cache.read_cached_file(path) is not None for path in paths] == [True, True, False]
     monkeypatch.setattr(file_cache, "_CACHE_BYTES", size)
     with file_cache.cache_file_reads():
         assert [file_cache.read_cached_file(path) is not None for path in paths] == [True, False, False]
 
 
 def test_a_check_opens_no_file_twice(tmp_path: Path, opened: Counter[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of all tables, judged by every family and held against the digests of commits."""
+    """A deep check of all tables, with all families of checks and the digests, opens no file twice."""
     monkeypatch.setenv("COLUMNS", "160")
     home = home_for(tmp_path, "old generations") / HOME
     opened.clear()
-    checked = run("--home", home, "check", "--deep")
-    assert (checked.exit_code, checked.stdout.count("1 not checked, because")) == (0, 1), (
-        checked
-    )  # no ring was imported
+    result = run("--home", home, "check", "--deep")
+    assert (result.exit_code, result.stdout.count("1 not checked, because")) == (0, 1), result  # no ring was imported
     generations = [path for path in opened if "cdc_generation_descriptions_v2" in path]
     assert len(generations) > 1
     assert {path: count for path, count in opened.items() if count > 1} == {}

@@ -1,4 +1,4 @@
-"""Delta tables without a JVM: merges that can be repeated, filters, and writers that race."""
+"""Delta tables without a JVM: repeatable merges, filters, and racing writers."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ PROCESSES = 3
 
 
 def stamps(*times: datetime, expired: datetime | None = None) -> pa.Table:
-    """Rows of cdc_generation_timestamps."""
+    """Return rows of cdc_generation_timestamps."""
     return pa.Table.from_pylist(
         [{"key": "timestamps", "time": time, "expired": expired} for time in times], schema=GENERATION_TIMESTAMPS.schema
     )
 
 
 def streams(time: datetime, ends: range, stream: bytes = b"0123456789abcdef") -> pa.Table:
-    """Rows of cdc_streams_descriptions_v2."""
+    """Return rows of cdc_streams_descriptions_v2."""
     rows = [{"time": time, "range_end": end, "streams": [stream, stream]} for end in ends]
     return pa.Table.from_pylist(rows, schema=STREAMS_DESCRIPTIONS_V2.schema)
 
 
 def event(number: int) -> pa.Table:
-    """One row of bootstrap_events."""
+    """Return one row of bootstrap_events."""
     row = node_fields(1, tokens=[-(2**63) + 1, 2**63 - 1], shard_count=4) | {
         "event_id": str(UUID(int=number)),
         "kind": "join",
@@ -65,7 +65,7 @@ def test_nothing_here_needs_spark() -> None:
 
 
 def test_a_missing_table_reads_as_an_empty_one(lake: Lake) -> None:
-    """Before the first write there is nothing, and that is no error."""
+    """Before the first write a table reads as empty, without an error."""
     assert not lake.exists(NODES)
     assert lake.version(NODES) is None
     assert lake.commits(NODES) == []
@@ -75,7 +75,7 @@ def test_a_missing_table_reads_as_an_empty_one(lake: Lake) -> None:
 
 
 def test_a_merge_can_be_repeated(lake: Lake) -> None:
-    """The same rows again change nothing, not even the version."""
+    """A merge of equal rows changes nothing, not even the version."""
     first = lake.merge(GENERATION_TIMESTAMPS, stamps(TIME, TIME + HOUR), update=False)
     assert (first.inserted, first.updated) == (2, 0)
     for update in (False, True):
@@ -83,7 +83,7 @@ def test_a_merge_can_be_repeated(lake: Lake) -> None:
     assert lake.version(GENERATION_TIMESTAMPS) == first.version
 
 
-def test_a_merge_keeps_or_replaces_what_is_there(lake: Lake) -> None:
+def test_a_merge_retains_or_replaces_existing_rows(lake: Lake) -> None:
     """Without `update` the first writer's row stays; with it the row becomes the given one, also back to null."""
     lake.merge(GENERATION_TIMESTAMPS, stamps(TIME), update=False)
     changed = stamps(TIME, expired=TIME + HOUR)
@@ -96,7 +96,7 @@ def test_a_merge_keeps_or_replaces_what_is_there(lake: Lake) -> None:
 
 
 def test_nested_columns_are_compared_by_content(lake: Lake) -> None:
-    """A list of structs that is the same is no change; one stream more is."""
+    """An equal list of structs is no change; one more stream is."""
     entry = {"token_range_end": 7, "streams": [b"a" * 16], "sharding_ignore_msb": 12}
 
     def write(*entries: dict[str, Any]) -> MergeResult:
@@ -112,8 +112,8 @@ def test_nested_columns_are_compared_by_content(lake: Lake) -> None:
     assert lake.read(GENERATION_DESCRIPTIONS)["description"].to_pylist() == [[longer]]
 
 
-def test_what_is_read_has_the_declared_schema_and_order_of_streams(lake: Lake) -> None:
-    """Streams come back as they went in: position j is shard j, whatever the bytes."""
+def test_reads_have_the_declared_schema_and_order_of_streams(lake: Lake) -> None:
+    """Streams are read in the order of their write: position j is shard j, whatever the bytes."""
     backwards = pa.Table.from_pylist(
         [{"time": TIME, "range_end": 1, "streams": [b"c" * 16, b"a" * 16, b"b" * 16]}],
         schema=STREAMS_DESCRIPTIONS_V2.schema,
@@ -154,15 +154,15 @@ def test_texts_with_quotes_and_uuids_are_values_not_sql(lake: Lake) -> None:
     assert lake.read(CDC_LOCAL, filters=[("uuid", "=", "' OR 1=1 --")]).num_rows == 0
 
 
-def test_deleting_nothing_is_no_commit(lake: Lake) -> None:
-    """The version moves only where the content does."""
+def test_deleting_no_rows_is_no_commit(lake: Lake) -> None:
+    """The version changes only with the content."""
     version = lake.merge(GENERATION_TIMESTAMPS, stamps(TIME), update=False).version
     assert lake.delete(GENERATION_TIMESTAMPS, [("time", ">", TIME)]) == 0
     assert lake.version(GENERATION_TIMESTAMPS) == version
 
 
-def test_the_history_tells_the_newest_commit_first(lake: Lake) -> None:
-    """What Delta's log says of each version, for people and lineage."""
+def test_the_history_lists_the_newest_commit_first(lake: Lake) -> None:
+    """The history has the operation of each version in Delta's log, for people and lineage."""
     version = lake.merge(GENERATION_TIMESTAMPS, stamps(TIME), update=False).version
     newest, *_ = lake.commits(GENERATION_TIMESTAMPS)
     assert (newest.version, newest.operation) == (version, "WRITE")
@@ -178,8 +178,8 @@ def _wrong(**changes: Any) -> Callable[[Lake], object]:
         "created_at": TIME,
         **changes,
     }
-    kept = {name: value for name, value in row.items() if value is not ...}
-    return lambda lake: lake.merge(GENERATIONS, pa.Table.from_pylist([kept]), update=False)
+    present = {name: value for name, value in row.items() if value is not ...}
+    return lambda lake: lake.merge(GENERATIONS, pa.Table.from_pylist([present]), update=False)
 
 
 @pytest.mark.parametrize(
@@ -210,14 +210,14 @@ def _wrong(**changes: Any) -> Callable[[Lake], object]:
     ],
 )
 def test_wrong_rows_are_refused_before_they_are_written(lake: Lake, write: Callable[[Lake], object], told: str) -> None:
-    """One line says what is wrong and where; the table stays as it was."""
+    """One line names the error and its position; the table stays unchanged."""
     with pytest.raises(InputError, match=told):
         write(lake)
     assert lake.read(GENERATIONS).num_rows == 0
 
 
-def test_the_inbox_only_takes_new_rows(lake: Lake) -> None:
-    """Append-only holds for every writer, and merging new events still works."""
+def test_the_inbox_only_accepts_new_rows(lake: Lake) -> None:
+    """Append-only applies to every writer, and merges of new events still work."""
     assert lake.merge(BOOTSTRAP_EVENTS, event(1), update=False).inserted == 1
     assert lake.merge(BOOTSTRAP_EVENTS, event(1), update=False).inserted == 0
     assert lake.merge(BOOTSTRAP_EVENTS, event(2), update=False).inserted == 1
@@ -228,7 +228,7 @@ def test_the_inbox_only_takes_new_rows(lake: Lake) -> None:
 
 
 def test_a_folder_in_the_way_of_a_table_is_named(lake: Lake) -> None:
-    """What is no table of ours is neither used nor overwritten."""
+    """A folder that is not a table is neither used nor overwritten."""
     folder = Path(lake.path(NODES))
     folder.mkdir(parents=True)
     (folder / "notes.txt").write_text("mine", encoding="utf-8")
@@ -238,14 +238,14 @@ def test_a_folder_in_the_way_of_a_table_is_named(lake: Lake) -> None:
 
 
 def test_a_table_of_another_version_is_not_written(lake: Lake) -> None:
-    """Columns that this version doesn't expect mean that another one wrote the table."""
+    """Unexpected columns mean that another version wrote the table."""
     lake.ensure(CDC_LOCAL)
     with pytest.raises(StateError, match=r"has columns host_id, key.*expects host_id, address"):
         lake.ensure(replace(NODES, keyspace=CDC_LOCAL.keyspace, name=CDC_LOCAL.name))
 
 
 def test_the_bound_on_retries_ends_in_a_conflict(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A writer that always comes second stops after the bound and says so."""
+    """A writer that always loses stops after the limit of attempts and reports a conflict."""
     monkeypatch.setattr(commit_retry, "ATTEMPTS", 3)
     lake.ensure(GENERATION_TIMESTAMPS)
     tries: list[int] = []
@@ -297,8 +297,8 @@ print(inserted)
 """
 
 
-def test_processes_that_write_the_same_leave_one_result(lake: Lake) -> None:
-    """One table, one row a key, one winner a row, and no error for anybody."""
+def test_processes_that_write_equal_rows_leave_one_result(lake: Lake) -> None:
+    """Racing processes leave one table, one row per key and one winner per row, without an error."""
     racers = [
         subprocess.Popen(
             [sys.executable, "-c", RACER, str(lake.root), str(number)],
@@ -326,8 +326,8 @@ def test_processes_that_write_the_same_leave_one_result(lake: Lake) -> None:
     assert not list(lake.root.glob("*/.*"))
 
 
-def test_the_files_of_a_slice(lake: Lake) -> None:
-    """The files of one partition are found without reading any, under the names that they have on disk."""
+def test_the_files_of_a_partition(lake: Lake) -> None:
+    """The files of one partition are found without reading any, under their names on disk."""
     assert lake.data_files(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME)]) == []
     for hour in range(3):
         lake.merge(STREAMS_DESCRIPTIONS_V2, streams(TIME + hour * HOUR, range(2)), update=False)

@@ -1,4 +1,4 @@
-"""What keeps a lake in order: compare and set, columns that only grow, the sizes of slices, the vacuum."""
+"""Maintenance of a lake: compare-and-set, columns that only grow, partition sizes, and vacuum."""
 
 from __future__ import annotations
 
@@ -31,24 +31,24 @@ HOUR = timedelta(hours=1)
 
 
 def consumer(window: int, position: datetime = TIME, name: str = "a") -> pa.Table:
-    """A consumer that has read so many windows."""
+    """Return a consumer that has read `window` windows."""
     row = {"name": name, "keyspace_name": "k", "table_name": "t", "position": position, "window_number": window}
     return pa.Table.from_pylist([row | {"set_timestamp": None, "updated_at": TIME}], schema=CONSUMERS.schema)
 
 
 def stamps(*expired: datetime | None) -> pa.Table:
-    """Timestamps an hour apart, with when they expired."""
-    rows = [{"key": "timestamps", "time": TIME + n * HOUR, "expired": each} for n, each in enumerate(expired)]
+    """Return timestamps an hour apart, with their expiry times."""
+    rows = [{"key": "timestamps", "time": TIME + n * HOUR, "expired": expiry} for n, expiry in enumerate(expired)]
     return pa.Table.from_pylist(rows, schema=GENERATION_TIMESTAMPS.schema)
 
 
 def expired(lake: Lake) -> list[Any]:
-    """The column as it stands, by time."""
+    """Return the current column, by time."""
     return lake.read(GENERATION_TIMESTAMPS).sort_by("time")["expired"].to_pylist()
 
 
-def test_compare_and_set_replaces_what_is_as_expected(lake: Lake) -> None:
-    """Only the row of that key, only while the column is so; nothing is inserted, and a lost one commits nothing."""
+def test_compare_and_set_replaces_an_expected_row(lake: Lake) -> None:
+    """Replace only the row of the key, only if the column has the expected value; else commit nothing."""
     assert not lake.compare_and_set(CONSUMERS, consumer(1), ("window_number", 0))
     assert lake.read(CONSUMERS).num_rows == 0
     for name in ("a", "b"):
@@ -61,8 +61,8 @@ def test_compare_and_set_replaces_what_is_as_expected(lake: Lake) -> None:
     assert [(row["name"], row["window_number"]) for row in rows] == [("a", 1), ("b", 0)]
 
 
-def test_of_many_compare_and_sets_one_is_told_that_it_won(lake: Lake) -> None:
-    """Whatever the others write, the winner's row stands."""
+def test_one_of_many_compare_and_sets_wins(lake: Lake) -> None:
+    """Exactly one concurrent writer wins, and its row remains."""
     lake.merge(CONSUMERS, consumer(0), update=False)
     positions = [TIME + number * HOUR for number in range(6)]
     with ThreadPoolExecutor(6) as pool:
@@ -73,8 +73,8 @@ def test_of_many_compare_and_sets_one_is_told_that_it_won(lake: Lake) -> None:
     assert lake.read(CONSUMERS)["position"].to_pylist() == [positions[won.index(True)]]
 
 
-def test_compare_and_set_refuses_what_it_cannot_mean(lake: Lake) -> None:
-    """Several rows, an unknown column, a table that only grows."""
+def test_compare_and_set_refuses_invalid_requests(lake: Lake) -> None:
+    """Refuse several rows, an unknown column, and an append-only table."""
     with pytest.raises(InputError, match="one row, not 2"):
         lake.compare_and_set(CONSUMERS, pa.concat_tables([consumer(1), consumer(1, name="b")]), ("window_number", 0))
     with pytest.raises(InputError, match="no column window"):
@@ -84,7 +84,7 @@ def test_compare_and_set_refuses_what_it_cannot_mean(lake: Lake) -> None:
 
 
 def test_a_column_that_is_raised_never_falls(lake: Lake) -> None:
-    """Null is less than any time; rows that are gone stay gone."""
+    """Null is less than any time; missing rows are not inserted."""
     assert lake.raise_column(GENERATION_TIMESTAMPS, stamps(TIME), "expired") == 0
     assert not lake.exists(GENERATION_TIMESTAMPS)
     lake.merge(GENERATION_TIMESTAMPS, stamps(None, TIME, TIME + HOUR), update=False)
@@ -98,17 +98,17 @@ def test_a_column_that_is_raised_never_falls(lake: Lake) -> None:
         lake.raise_column(GENERATION_TIMESTAMPS, pa.concat_tables([stamps(TIME), stamps(TIME)]), "expired")
 
 
-def test_slices_are_measured_in_the_log(lake: Lake) -> None:
-    """Rows and bytes by partition, of the files that are there; a table without partitions is one slice."""
+def test_partitions_are_measured_in_the_log(lake: Lake) -> None:
+    """Rows and bytes of current files by partition; a table without partitions counts as one."""
     assert lake.partitions(STREAMS_DESCRIPTIONS_V2) == []
     for hour, count in ((0, 3), (1, 1), (0, 2)):
         ends = range(hour * 100 + count * 10, hour * 100 + count * 10 + count)
         rows = [{"time": TIME + hour * HOUR, "range_end": end, "streams": [b"0" * 16]} for end in ends]
-        made = pa.Table.from_pylist(rows, schema=STREAMS_DESCRIPTIONS_V2.schema)
-        lake.merge(STREAMS_DESCRIPTIONS_V2, made, update=False)
-    found = {part.key[0]: part for part in lake.partitions(STREAMS_DESCRIPTIONS_V2)}
-    assert {key: part.rows for key, part in found.items()} == {TIME: 5, TIME + HOUR: 1}
-    for key, part in found.items():
+        added = pa.Table.from_pylist(rows, schema=STREAMS_DESCRIPTIONS_V2.schema)
+        lake.merge(STREAMS_DESCRIPTIONS_V2, added, update=False)
+    partitions = {part.key[0]: part for part in lake.partitions(STREAMS_DESCRIPTIONS_V2)}
+    assert {key: part.rows for key, part in partitions.items()} == {TIME: 5, TIME + HOUR: 1}
+    for key, part in partitions.items():
         files = [file.path for file in lake.data_files(STREAMS_DESCRIPTIONS_V2, [("time", "=", key)])]
         assert part.bytes == sum(Path(file).stat().st_size for file in files)
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", TIME)])
@@ -121,8 +121,8 @@ def test_slices_are_measured_in_the_log(lake: Lake) -> None:
     assert lake.partitions(STREAMS_DESCRIPTIONS) == []
 
 
-def test_the_vacuum_takes_only_what_no_version_of_the_week_needs(lake: Lake) -> None:
-    """A file that is old and in no version goes; one that was removed today stays; nothing to do is no commit."""
+def test_the_vacuum_deletes_only_files_unneeded_for_a_week(lake: Lake) -> None:
+    """An old file in no version is deleted, one removed today stays, and a vacuum without work is no commit."""
     assert lake.vacuum(GENERATION_TIMESTAMPS) == 0
     lake.merge(GENERATION_TIMESTAMPS, stamps(None), update=False)
     lake.delete(GENERATION_TIMESTAMPS, [("key", "=", "timestamps")])
@@ -139,22 +139,22 @@ def test_the_vacuum_takes_only_what_no_version_of_the_week_needs(lake: Lake) -> 
     assert (stray.exists(), removed.exists()) == (False, True)
 
 
-def test_small_files_are_put_together_now_and_then(lake: Lake) -> None:
-    """However many commits a small table has, its rows lie in few files; the commit says that it changed no row."""
+def test_small_files_are_compacted_regularly(lake: Lake) -> None:
+    """A small table has few files after any number of commits; the compaction records that no row changed."""
     for number in range(40):
         lake.merge(GENERATION_TIMESTAMPS, stamps(*[None] * (number + 1)), update=False)
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 40
     assert len(lake.data_files(GENERATION_TIMESTAMPS)) < 16
-    gathered = [commit for commit in lake.commits(GENERATION_TIMESTAMPS) if commit.operation == "OPTIMIZE"]
-    assert len(gathered) == 2
-    assert all(commit.info is not None and not commit.info.digests for commit in gathered)
-    assert not any(commit.changes for commit in gathered)
-    [found] = verify_tables(lake, deep=True)
-    assert (found.damage, found.unexpected, found.foreign) == ([], [], [])
+    compactions = [commit for commit in lake.commits(GENERATION_TIMESTAMPS) if commit.operation == "OPTIMIZE"]
+    assert len(compactions) == 2
+    assert all(commit.info is not None and not commit.info.digests for commit in compactions)
+    assert not any(commit.changes for commit in compactions)
+    [result] = verify_tables(lake, deep=True)
+    assert (result.damage, result.unexpected, result.foreign) == ([], [], [])
 
 
-def test_a_write_that_changes_nothing_puts_no_files_together(lake: Lake) -> None:
-    """At whatever version a table is, and however many small files others have left in it, it stays at that version."""
+def test_a_write_without_changes_compacts_no_files(lake: Lake) -> None:
+    """The table stays at its version, even if other writers left many small files."""
     lake.ensure(GENERATION_TIMESTAMPS)
     rows = stamps(*[None] * 33)
     while (number := lake.version(GENERATION_TIMESTAMPS) or 0) < 32:
@@ -164,15 +164,15 @@ def test_a_write_that_changes_nothing_puts_no_files_together(lake: Lake) -> None
     assert len(lake.data_files(GENERATION_TIMESTAMPS)) > 16
 
 
-def test_a_writer_who_comes_first_is_not_undone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that a commit from elsewhere has changed are not put together, and the rows of both writers are there."""
+def test_a_compaction_does_not_undo_an_earlier_writer(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that a foreign commit changed are not compacted, and both writers' rows remain."""
     compact, before = TableOptimizer.compact, [0]
 
-    def late(self: TableOptimizer, **how: Any) -> Any:
+    def late(self: TableOptimizer, **options: Any) -> Any:
         monkeypatch.undo()
         before[0] = lake.read(GENERATION_TIMESTAMPS).num_rows
         assert Lake(lake.root).delete(GENERATION_TIMESTAMPS, [("time", "=", TIME)]) == 1
-        return compact(self, **how)
+        return compact(self, **options)
 
     monkeypatch.setattr(TableOptimizer, "compact", late)
     number = 0
@@ -185,8 +185,8 @@ def test_a_writer_who_comes_first_is_not_undone(lake: Lake, monkeypatch: pytest.
     assert len(expired(lake)) == number
 
 
-def test_rows_are_replaced_in_the_version_that_was_looked_at(lake: Lake) -> None:
-    """What passes the filters gives way to the new rows, the rest stays; from another version nothing is done."""
+def test_rows_are_replaced_in_the_version_that_was_read(lake: Lake) -> None:
+    """Rows that pass the filter are replaced and others stay; with another version nothing happens."""
     for name in ("a", "b"):
         lake.merge(CONSUMERS, consumer(0, name=name), update=False)
     version = lake.version(CONSUMERS)
@@ -200,7 +200,7 @@ def test_rows_are_replaced_in_the_version_that_was_looked_at(lake: Lake) -> None
 
 
 def test_a_table_is_widened_behind_its_columns(lake: Lake) -> None:
-    """New columns are null in old rows, old ones stay, and nothing to do is no commit; another type is refused."""
+    """New columns are null in old rows, and old columns stay; no change is no commit; another type is refused."""
 
     def shaped(**columns: pa.DataType) -> Table:
         fields = [column(name, kind, name, null=name != "k") for name, kind in columns.items()]

@@ -1,4 +1,4 @@
-"""Times that name partitions: every writer says their zone, and those that earlier releases wrote mean the same."""
+"""Times as partition values: every writer adds the zone, and values of earlier releases mean the same times."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 TABLE = STREAMS_DESCRIPTIONS_V2
 FIRST = datetime(2026, 1, 31, 20, 30, 0, 1_000, tzinfo=UTC)  # the next day in Tokyo
-SECOND = FIRST + timedelta(hours=9)  # what Tokyo's clocks show at the first
+SECOND = FIRST + timedelta(hours=9)  # the local time in Tokyo at FIRST
 ZONED = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{6}Z")
 OLD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{6}")
 
@@ -32,19 +32,19 @@ Write = Callable[[Lake], object]
 
 
 def streams(time: datetime, *ends: int, stream: bytes = b"0123456789abcdef") -> pa.Table:
-    """Rows of a time with these range ends."""
+    """Return rows of a time with these range ends."""
     return pa.Table.from_pylist(
         [{"time": time, "range_end": end, "streams": [stream]} for end in ends], schema=TABLE.schema
     )
 
 
 def part(rows: pa.Table) -> TaskRows:
-    """Rows as the work of one task."""
+    """Return rows as the work of one task."""
     return TaskRows(1, lambda _: iter(rows.to_batches()))
 
 
 def merged_whole(lake: Lake) -> None:
-    """Rows made out of all that there are, one of which goes."""
+    """Replace all rows with the existing ones, without one."""
     lake.transact(
         TABLE, lambda rows: rows.filter(pa.array([end != 2 for end in rows["range_end"].to_pylist()])), whole=True
     )
@@ -78,19 +78,19 @@ WRITES: Mapping[str, Write] = {
 
 
 def values(lake: Lake) -> list[str]:
-    """What the table's log says of its files' times, of all that it ever had."""
+    """Return the partition times of all files that the table's log ever added."""
     log = sorted(Path(lake.path(TABLE), "_delta_log").glob("*.json"))
     actions = [json.loads(line) for file in log for line in file.read_text(encoding="utf-8").splitlines()]
     return [action["add"]["partitionValues"]["time"] for action in actions if "add" in action]
 
 
-def rows_of(lake: Lake, *where: Any) -> list[dict[str, Any]]:
-    """The rows that pass filters, in their order."""
+def read_sorted(lake: Lake, *where: Any) -> list[dict[str, Any]]:
+    """Return the rows that pass the filters, sorted."""
     return lake.read(TABLE, filters=where).sort_by([("time", "ascending"), ("range_end", "ascending")]).to_pylist()
 
 
 def write_as_before(lake: Lake, monkeypatch: pytest.MonkeyPatch, rows: pa.Table) -> None:
-    """Rows as earlier releases wrote them: by deltalake, which leaves out the zone."""
+    """Write rows as earlier releases did, through deltalake, which omits the zone."""
     with monkeypatch.context() as patched:
         patched.setattr(writer, "has_time_partitions", lambda _: False)
         lake.merge(TABLE, rows, update=False)
@@ -98,7 +98,7 @@ def write_as_before(lake: Lake, monkeypatch: pytest.MonkeyPatch, rows: pa.Table)
 
 @pytest.fixture
 def twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Lake, Lake]:
-    """The same rows twice: in a lake where both kinds of values name one time, and in one where all have the zone."""
+    """Equal rows twice: in a lake where both kinds of values name one time, and in one where all have the zone."""
     mixed, zoned = Lake(tmp_path / "mixed"), Lake(tmp_path / "zoned")
     write_as_before(mixed, monkeypatch, pa.concat_tables([streams(FIRST, 1, 3), streams(SECOND, 1)]))
     assert all(map(OLD.fullmatch, values(mixed)))
@@ -111,21 +111,21 @@ def twins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Lake, Lake]:
 
 @pytest.mark.parametrize("name", WRITES)
 def test_old_and_new_values_name_one_partition(twins: tuple[Lake, Lake], name: str) -> None:
-    """Every write leaves the same rows, slices, digests and versions whatever it met, and what it adds has its zone."""
+    """Every write leaves equal rows, partitions, digests and versions in both lakes, and adds times with a zone."""
     mixed, zoned = twins
     known = len(values(mixed))
     WRITES[name](mixed)
     WRITES[name](zoned)
-    assert rows_of(mixed) == rows_of(zoned)
+    assert read_sorted(mixed) == read_sorted(zoned)
     assert all(map(ZONED.fullmatch, [*values(mixed)[known:], *values(zoned)]))
-    slices = [sorted((part.key, part.rows) for part in lake.partitions(TABLE)) for lake in twins]
-    assert slices[0] == slices[1]
+    partitions = [sorted((part.key, part.rows) for part in lake.partitions(TABLE)) for lake in twins]
+    assert partitions[0] == partitions[1]
     assert mixed.version(TABLE) == zoned.version(TABLE)
-    said = [[each.info.digests for each in lake.commits(TABLE) if each.info] for lake in twins]
-    assert said[0][0] == said[1][0]
+    digests = [[commit.info.digests for commit in lake.commits(TABLE) if commit.info] for lake in twins]
+    assert digests[0][0] == digests[1][0]
     for lake in twins:
-        (found,) = verify_tables(lake, deep=True, names=[TABLE.full_name])
-        assert (found.damage, found.unexpected, found.foreign, found.unknown) == ([], [], [], 0)
+        (result,) = verify_tables(lake, deep=True, names=[TABLE.full_name])
+        assert (result.damage, result.unexpected, result.foreign, result.unknown) == ([], [], [], 0)
 
 
 @pytest.mark.parametrize(
@@ -140,15 +140,15 @@ def test_old_and_new_values_name_one_partition(twins: tuple[Lake, Lake], name: s
     ],
 )
 def test_filters_find_both_kinds(twins: tuple[Lake, Lake], where: list[Any]) -> None:
-    """Rows and files that a filter lets through are those that the time decides."""
+    """A filter selects rows and files by time, in both forms of the values."""
     mixed, zoned = twins
-    assert rows_of(mixed, *where) == rows_of(zoned, *where)
+    assert read_sorted(mixed, *where) == read_sorted(zoned, *where)
     rows = [sum(file.rows for file in lake.data_files(TABLE, where)) for lake in twins]
     assert rows[0] == rows[1]
 
 
 def test_every_reader_reads_the_same_time(twins: tuple[Lake, Lake]) -> None:
-    """deltalake, pyarrow's datasets and DuckDB, in a session of another zone: the instants that were written."""
+    """deltalake, pyarrow datasets and DuckDB in another zone's session read the written instants."""
     for lake in twins:
         opened = DeltaTable(lake.path(TABLE))
         assert set(opened.to_pyarrow_table()["time"].to_pylist()) == {FIRST, SECOND}
@@ -159,14 +159,14 @@ def test_every_reader_reads_the_same_time(twins: tuple[Lake, Lake]) -> None:
             engine.execute("SET TimeZone = 'Asia/Tokyo'")
             engine.register("v2", snapshot.dataset())
             counted = engine.execute("SELECT epoch_us(time), count(*) FROM v2 GROUP BY 1 ORDER BY 1").fetchall()
-            asked = engine.execute("SELECT count(*) FROM v2 WHERE time = TIMESTAMPTZ '2026-01-31 20:30:00.001Z'")
-            assert asked.fetchall() == [(3,)]
+            filtered = engine.execute("SELECT count(*) FROM v2 WHERE time = TIMESTAMPTZ '2026-01-31 20:30:00.001Z'")
+            assert filtered.fetchall() == [(3,)]
         assert counted == [(int(time.timestamp() * 1e6), count) for time, count in ((FIRST, 3), (SECOND, 1))]
 
 
-def test_the_same_input_makes_the_same_bytes(tmp_path: Path) -> None:
-    """Two lakes, one history: the files have the same content, and the log says the same of them but their names."""
-    made = []
+def test_equal_input_makes_equal_bytes(tmp_path: Path) -> None:
+    """Two lakes with equal histories have files of equal content, and logs that differ only in file names."""
+    histories = []
     for name in ("one", "other"):
         lake = Lake(tmp_path / name)
         lake.merge(TABLE, streams(FIRST, 3, 1, 2), update=False)
@@ -175,21 +175,23 @@ def test_the_same_input_makes_the_same_bytes(tmp_path: Path) -> None:
         lake.merge(TABLE, streams(FIRST, 1, 9, stream=b"f" * 16), update=True)
         assert lake.version(TABLE) == before
         log = [file.read_text(encoding="utf-8") for file in sorted(Path(lake.path(TABLE), "_delta_log").glob("*.json"))]
-        added = [action["add"] for text in log for action in map(json.loads, text.splitlines()) if "add" in action]
-        content = [Path(lake.path(TABLE), writer.decode_path(file["path"])).read_bytes() for file in added]
-        made.append([(file["partitionValues"], file["stats"], each) for file, each in zip(added, content, strict=True)])
-    assert made[0] == made[1]
+        actions = [action["add"] for text in log for action in map(json.loads, text.splitlines()) if "add" in action]
+        content = [Path(lake.path(TABLE), writer.decode_path(file["path"])).read_bytes() for file in actions]
+        histories.append(
+            [(file["partitionValues"], file["stats"], data) for file, data in zip(actions, content, strict=True)]
+        )
+    assert histories[0] == histories[1]
 
 
 def test_only_one_column_of_times_names_partitions() -> None:
-    """What is written anew is found by one column: a table of several would need another way."""
+    """Rewritten rows are found by one time column; a table with several would need another way."""
     assert [table for table in TABLES.values() if writer.has_time_partitions(table)] == [STREAMS_DESCRIPTIONS_V2]
     assert all(len(table.partition_by) == 1 for table in TABLES.values() if writer.has_time_partitions(table))
 
 
 @pytest.mark.spark
 def test_a_session_in_another_zone_reads_the_same_time(spark: SparkSession, tmp_path: Path) -> None:
-    """Delta on Spark in Tokyo: the instants that were written, in rows, filters and partitions that it skips."""
+    """Delta on Spark in Tokyo reads the written instants in rows, filters and skipped partitions."""
     from pyspark.sql import functions as F
 
     lake = Lake(tmp_path / "lake")
@@ -199,8 +201,8 @@ def test_a_session_in_another_zone_reads_the_same_time(spark: SparkSession, tmp_
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
         read = frames.read_table_frame(spark, lake, TABLE)
-        found = {row[0] for row in read.select(F.unix_micros("time")).collect()}
-        assert found == {int(time.timestamp() * 1e6) for time in (FIRST, SECOND)}
+        times = {row[0] for row in read.select(F.unix_micros("time")).collect()}
+        assert times == {int(time.timestamp() * 1e6) for time in (FIRST, SECOND)}
         assert read.where("time = TIMESTAMP '2026-02-01 05:30:00.001'").count() == 3
         assert read.where("time = TIMESTAMP '2026-01-31 20:30:00.001Z'").count() == 3
     finally:

@@ -1,4 +1,4 @@
-"""From rows to the commits that made them: slices by what commits say, other parts by the rows that came and went."""
+"""From rows to their commits: partitions by the commits' digests, other parts by inserted and removed rows."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HOUR = timedelta(hours=1)
 
 
 def streams(hour: int, *ends: int, stream: bytes = b"0123456789abcdef") -> pa.Table:
-    """Rows of one slice of cdc_streams_descriptions_v2."""
+    """Return rows of one partition of cdc_streams_descriptions_v2."""
     rows = [{"time": TIME + hour * HOUR, "range_end": end, "streams": [stream]} for end in ends]
     return pa.Table.from_pylist(rows, schema=STREAMS_DESCRIPTIONS_V2.schema)
 
 
 def stamps(*hours: int, expired: datetime | None = None) -> pa.Table:
-    """Rows of cdc_generation_timestamps, which has no slices."""
+    """Return rows of cdc_generation_timestamps, which has no partitions."""
     rows = [{"key": "timestamps", "time": TIME + hour * HOUR, "expired": expired} for hour in hours]
     return pa.Table.from_pylist(rows, schema=GENERATION_TIMESTAMPS.schema)
 
@@ -35,17 +35,17 @@ def by(command: str, work: Any) -> None:
         work()
 
 
-def told(lake: Lake, table: Any, where: provenance.PartSelector) -> list[tuple[int, str, int, int]]:
-    """Each change of a part: version, command, rows written and removed."""
+def list_changes(lake: Lake, table: Any, where: provenance.PartSelector) -> list[tuple[int, str, int, int]]:
+    """Return each change of a part: version, command, rows written and removed."""
     return [
-        (each.commit.version, each.commit.info.author.command, each.written, each.removed)
-        for each in provenance.iter_changes(lake, table, where)
-        if each.commit.info is not None
+        (change.commit.version, change.commit.info.author.command, change.written, change.removed)
+        for change in provenance.iter_changes(lake, table, where)
+        if change.commit.info is not None
     ]
 
 
-def test_a_slice_is_what_its_rows_are(tmp_path: Path) -> None:
-    """The digest that commits say is that of the rows; a slice without rows has none, whatever commits say."""
+def test_a_partitions_digest_is_that_of_its_rows(tmp_path: Path) -> None:
+    """The recorded digest equals that of the rows; a partition without rows has none, whatever commits record."""
     lake = Lake(tmp_path)
     for hour in (0, 1):
         lake.merge(STREAMS_DESCRIPTIONS_V2, streams(hour, 1, 2), update=False)
@@ -56,8 +56,8 @@ def test_a_slice_is_what_its_rows_are(tmp_path: Path) -> None:
     assert provenance.get_part_digest(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME + HOUR}) is None
 
 
-def test_a_table_is_all_its_slices(tmp_path: Path) -> None:
-    """A changed row in any slice changes the whole; what would cost too much to read is not told."""
+def test_a_tables_digest_covers_all_partitions(tmp_path: Path) -> None:
+    """A changed row in any partition changes the digest of the table, and its removal restores it."""
     lake = Lake(tmp_path)
     assert provenance.get_table_digest(lake, STREAMS_DESCRIPTIONS_V2) is None
     lake.merge(STREAMS_DESCRIPTIONS_V2, streams(0, 1), update=False)
@@ -75,8 +75,8 @@ def test_a_table_is_all_its_slices(tmp_path: Path) -> None:
     assert provenance.get_table_digest(Lake(tmp_path), GENERATION_TIMESTAMPS) == old != own
 
 
-def test_a_slice_without_an_envelope_is_read(tmp_path: Path) -> None:
-    """What was written before there were envelopes, and rules of digests, is told from its rows."""
+def test_a_partition_without_commit_info_is_read(tmp_path: Path) -> None:
+    """Without a CommitInfo and a digest rule, the digest is computed from the rows."""
     lake = Lake(tmp_path)
     lake.merge(STREAMS_DESCRIPTIONS_V2, streams(0, 1), update=False)
     for entry in Path(lake.path(STREAMS_DESCRIPTIONS_V2), "_delta_log").glob("*.json"):
@@ -87,7 +87,7 @@ def test_a_slice_without_an_envelope_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("where", [{"time": TIME}, {"key": "timestamps", "time": TIME}])
 def test_a_row_leads_to_its_commits(tmp_path: Path, where: provenance.PartSelector) -> None:
-    """Of a table without slices a part is told by the rows that came and went, though files hold others as well."""
+    """In a table without partitions, inserted and removed rows identify a part's commits, even in shared files."""
     lake = Lake(tmp_path)
     by("publish", lambda: lake.merge(GENERATION_TIMESTAMPS, stamps(0), update=False))
     by("other", lambda: lake.merge(GENERATION_TIMESTAMPS, stamps(1), update=False))
@@ -96,7 +96,7 @@ def test_a_row_leads_to_its_commits(tmp_path: Path, where: provenance.PartSelect
     by("expire", lambda: lake.delete(GENERATION_TIMESTAMPS, [("time", "=", TIME)]))
     first = lake.version(GENERATION_TIMESTAMPS)
     assert first is not None
-    assert told(lake, GENERATION_TIMESTAMPS, where) == [
+    assert list_changes(lake, GENERATION_TIMESTAMPS, where) == [
         (first, "expire", 0, 1),
         (first - 2, "mark", 1, 1),
         (first - 4, "publish", 1, 0),
@@ -106,14 +106,14 @@ def test_a_row_leads_to_its_commits(tmp_path: Path, where: provenance.PartSelect
     assert last.commit.version == first - 2
 
 
-def test_a_slice_leads_to_its_commits(tmp_path: Path) -> None:
-    """Of a table with slices each commit that touched one is told, and what it said the slice held then."""
+def test_a_partition_leads_to_its_commits(tmp_path: Path) -> None:
+    """Each commit that changed a partition is reported, with the partition's digest at that time."""
     lake = Lake(tmp_path)
     by("first", lambda: lake.merge(STREAMS_DESCRIPTIONS_V2, streams(0, 1), update=False))
     by("other", lambda: lake.merge(STREAMS_DESCRIPTIONS_V2, streams(1, 1), update=False))
     by("more", lambda: lake.merge(STREAMS_DESCRIPTIONS_V2, streams(0, 2), update=False))
-    found = told(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME})
-    assert [(command, written) for _, command, written, _ in found] == [("more", 1), ("first", 1)]
+    changes_by_command = list_changes(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME})
+    assert [(command, written) for _, command, written, _ in changes_by_command] == [("more", 1), ("first", 1)]
     changes = list(provenance.iter_changes(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME}))
     (one,) = row_hash.digest_rows(streams(0, 1), ["time"], row_hash.NEWEST_DIGEST_RULE).values()
     assert changes[1].commit.at_ms is not None
@@ -121,25 +121,25 @@ def test_a_slice_leads_to_its_commits(tmp_path: Path) -> None:
     assert provenance.get_recorded_digest(lake, STREAMS_DESCRIPTIONS_V2, {"time": TIME}, 0) is None
 
 
-def test_files_that_are_put_together_change_nothing(tmp_path: Path) -> None:
-    """A commit without a change of rows is nobody's write; neither is a table that is not there."""
+def test_a_compaction_is_no_change(tmp_path: Path) -> None:
+    """A commit that changes no row is no write; a missing table has no changes."""
     from deltalake import DeltaTable
 
     lake = Lake(tmp_path)
     assert list(provenance.iter_changes(lake, GENERATION_TIMESTAMPS, {"time": TIME})) == []
     for hour in (0, 1):
         lake.merge(GENERATION_TIMESTAMPS, stamps(hour), update=False)
-    before = told(lake, GENERATION_TIMESTAMPS, {"time": TIME})
+    before = list_changes(lake, GENERATION_TIMESTAMPS, {"time": TIME})
     DeltaTable(lake.path(GENERATION_TIMESTAMPS)).optimize.compact()
-    assert told(lake, GENERATION_TIMESTAMPS, {"time": TIME}) == before != []
+    assert list_changes(lake, GENERATION_TIMESTAMPS, {"time": TIME}) == before != []
 
 
 @pytest.mark.parametrize(
     "line",
     ["no JSON", "7", '"add"', '["add"]', '{"add": 7}', '{"add": "a text with path in it"}', '{"remove": {"size": 1}}'],
 )
-def test_an_entry_that_is_none_is_told_by_its_file(tmp_path: Path, line: str) -> None:
-    """Whatever stands where an action, or a data file of one, has to be: one error, which names the entry."""
+def test_an_invalid_log_entry_is_named(tmp_path: Path, line: str) -> None:
+    """Anything other than a valid action or data file raises one error that names the log entry."""
     file = tmp_path / f"{3:020d}.json"
     good = '{"add": {"path": "part-0.parquet", "dataChange": true}}'
     file.write_text(f"{good}\n\n{good}\n")

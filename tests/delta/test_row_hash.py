@@ -1,4 +1,4 @@
-"""The digests of rows, against one that is written down plainly from their definition; no Delta table in sight."""
+"""Row digests, compared with a plain implementation of their definition, without a Delta table."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "money": _SMALL.map(lambda n: Decimal(n).scaleb(-2)),
     "streams": st.lists(st.none() | _BYTES, max_size=3),
     "lists": st.lists(st.none() | st.lists(st.none() | _SMALL, max_size=2), max_size=3),
-    "map": st.dictionaries(_TEXTS, st.none() | _SMALL, max_size=2).map(lambda found: list(found.items())),
+    "map": st.dictionaries(_TEXTS, st.none() | _SMALL, max_size=2).map(lambda mapping: list(mapping.items())),
     "struct": _INNER,
     "structs": st.lists(st.none() | _INNER, max_size=2),
 }
@@ -70,25 +70,28 @@ Row = dict[str, Any]
 
 
 def plain(values: list[Any], kind: pa.DataType, *, nested: bool = True) -> list[list[bytes]]:
-    """The parts of the encoding of values: a list a part, with the bytes of each value."""
+    """Return the parts of the encoding of values: one list per part, with the bytes of each value."""
     if pat.is_string(kind) or pat.is_binary(kind):
         raw = [value.encode() if isinstance(value, str) else value for value in values]
         return [[_length(value) for value in raw], [value or b"" for value in raw]]
     if pat.is_map(kind):
         entries = pa.struct([pa.field("key", kind.key_type), pa.field("value", kind.item_type)])
-        pairs = [None if each is None else [{"key": k, "value": v} for k, v in each] for each in values]
+        pairs = [None if value is None else [{"key": k, "value": v} for k, v in value] for value in values]
         return plain(pairs, pa.list_(entries))
     if pat.is_list(kind):
         parts = [plain(value or [], kind.value_type) for value in values]
         return [
             [_length(value) for value in values],
-            *([b"".join(part[place]) for part in parts] for place, _ in enumerate(fixed(kind.value_type))),
+            *([b"".join(part[index]) for part in parts] for index, _ in enumerate(fixed(kind.value_type))),
         ]
-    given = [b"\x00" if value is None else b"\x01" for value in values]
+    presence = [b"\x00" if value is None else b"\x01" for value in values]
     if pat.is_struct(kind):
         fields = ([None if value is None else value[part.name] for value in values] for part in kind)
-        return [given, *(part for part, some in zip(kind, fields, strict=True) for part in plain(some, part.type))]
-    return [*([given] if nested else []), [_number(value, kind) for value in values]]
+        return [
+            presence,
+            *(part for part, field_values in zip(kind, fields, strict=True) for part in plain(field_values, part.type)),
+        ]
+    return [*([presence] if nested else []), [_number(value, kind) for value in values]]
 
 
 def _length(value: Any) -> bytes:
@@ -108,7 +111,7 @@ def _number(value: Any, kind: pa.DataType) -> bytes:
 
 
 def fixed(kind: pa.DataType, *, nested: bool = True) -> list[bool]:
-    """Whether the same parts have one width in all values."""
+    """Return for each part whether it has one width in all values."""
     if pat.is_string(kind) or pat.is_binary(kind):
         return [True, False]
     if pat.is_map(kind):
@@ -116,12 +119,12 @@ def fixed(kind: pa.DataType, *, nested: bool = True) -> list[bool]:
     if pat.is_list(kind):
         return [True, *(False for _ in fixed(kind.value_type))]
     if pat.is_struct(kind):
-        return [True, *(each for part in kind for each in fixed(part.type))]
+        return [True, *(flag for part in kind for flag in fixed(part.type))]
     return [True] * (1 + nested)
 
 
 def by_blake2b(row: Row, names: list[str]) -> int:
-    """The digest of one row by the rule of old."""
+    """Return the digest of one row by the earlier rule."""
     encoded = b""
     for name in sorted(names):
         if row[name] is not None:
@@ -132,33 +135,33 @@ def by_blake2b(row: Row, names: list[str]) -> int:
 
 
 def by_words(row: Row, names: list[str]) -> int:
-    """The digest of one row by the rule of today, in whole numbers."""
+    """Return the digest of one row by today's rule, as an integer."""
     total = 0x9E3779B97F4A7C15
     for name in names:
         if row[name] is None:
             continue
         kind = SCHEMA.field(name).type
         parts = [part for [part] in plain([row[name]], kind, nested=False)]
-        together: list[bytes] = []
-        marked = list(zip(parts, fixed(kind, nested=False), strict=True))
-        for is_fixed, some in groupby(marked, key=lambda each: each[1]):
-            runs = [part for part, _ in some]
-            together += [b"".join(runs)] if is_fixed else runs
-        for place, run in enumerate(together):
-            key = int.from_bytes(blake2b(f"{place} {name}".encode(), digest_size=8).digest(), "little")
-            number = number_of(run)
+        joined: list[bytes] = []
+        flagged = list(zip(parts, fixed(kind, nested=False), strict=True))
+        for is_fixed, group in groupby(flagged, key=lambda pair: pair[1]):
+            runs = [part for part, _ in group]
+            joined += [b"".join(runs)] if is_fixed else runs
+        for index, run in enumerate(joined):
+            key = int.from_bytes(blake2b(f"{index} {name}".encode(), digest_size=8).digest(), "little")
+            number = run_number(run)
             total += stafford(number ^ key) if number else 0
     return stafford(total % 2**64)
 
 
-def number_of(run: bytes) -> int:
-    """The number of a run of bytes."""
+def run_number(run: bytes) -> int:
+    """Return the number of a run of bytes."""
     words = [int.from_bytes(run[start : start + 8], "little") for start in range(0, len(run), 8)]
     return sum(stafford((w + (i + 1) * 0x9E3779B97F4A7C15) % 2**64) for i, w in enumerate(words)) % 2**64
 
 
 def stafford(word: int) -> int:
-    """The thirteenth variant of the finaliser of 64 bits by David Stafford, as splitmix64 has it."""
+    """Apply David Stafford's thirteenth variant of the 64-bit finaliser, as splitmix64 does."""
     word = (word ^ (word >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     word = (word ^ (word >> 27)) * 0x94D049BB133111EB % 2**64
     return word ^ (word >> 31)
@@ -171,28 +174,28 @@ of_every_rule = pytest.mark.parametrize("rule", DigestRule)
 @of_every_rule
 @given(ROWS)
 def test_digests_are_as_they_are_defined(rule: DigestRule, rows: list[Row]) -> None:
-    """Of all kinds of values, nulls in all places; the sum of a slice's rows is the slice's digest."""
+    """Values of all types, with nulls anywhere; a partition's digest is the sum of its rows' digests."""
     names = [name for name in SCHEMA.names if name != "slice"]
-    due: dict[str, int] = {}
+    expected: dict[str, int] = {}
     for row in rows:
         key = f"slice={row['slice']}"
-        due[key] = (due.get(key, 0) + PLAIN[rule](row, names)) % 2**128
-    assert row_hash.digest_rows(pa.Table.from_pylist(rows, schema=SCHEMA), ["slice"], rule) == due
+        expected[key] = (expected.get(key, 0) + PLAIN[rule](row, names)) % 2**128
+    assert row_hash.digest_rows(pa.Table.from_pylist(rows, schema=SCHEMA), ["slice"], rule) == expected
 
 
 @pytest.mark.parametrize("width", [1, 5, 9, 40])
 def test_a_number_is_the_same_however_long_a_value_is(width: int) -> None:
-    """Of one word and of many, in rows that all have as many and in rows that have not."""
-    values = [bytes([place % 256]) * (8 * width - place % 3) for place in range(5000)]
-    for some in (values, [value.ljust(8 * width, b"x") for value in values], [values[0]] * 9):
-        rows = [dict.fromkeys(SCHEMA.names) | {"slice": "x", "bytes": value} for value in some]
-        found = row_hash.digest_rows(pa.Table.from_pylist(rows, schema=SCHEMA), ["slice"], DigestRule.WORDS)
-        assert found == {"slice=x": sum(by_words(row, ["bytes"]) for row in rows)}
+    """Values of one word and of many, in rows of equal and of different lengths."""
+    values = [bytes([index % 256]) * (8 * width - index % 3) for index in range(5000)]
+    for cases in (values, [value.ljust(8 * width, b"x") for value in values], [values[0]] * 9):
+        rows = [dict.fromkeys(SCHEMA.names) | {"slice": "x", "bytes": value} for value in cases]
+        digests = row_hash.digest_rows(pa.Table.from_pylist(rows, schema=SCHEMA), ["slice"], DigestRule.WORDS)
+        assert digests == {"slice=x": sum(by_words(row, ["bytes"]) for row in rows)}
 
 
 @of_every_rule
 def test_a_row_without_a_value_counts(rule: DigestRule) -> None:
-    """One that has nulls alone, beside what names its slice."""
+    """A row with nulls in all but its partition column has a digest."""
     rows = pa.Table.from_pylist([{"slice": "x"}], schema=SCHEMA)
     assert row_hash.digest_rows(rows, ["slice"], rule)["slice=x"] != 0
 
@@ -202,7 +205,7 @@ def test_a_row_without_a_value_counts(rule: DigestRule) -> None:
 def test_a_digest_knows_no_order_no_files_and_no_batches(
     rule: DigestRule, rows: list[Row], random: Any, size: int
 ) -> None:
-    """Shuffled, cut into chunks of any size, with offsets into larger buffers: the same rows are the same digest."""
+    """Shuffled rows, chunks of any size and offsets into larger buffers have one digest."""
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     whole = row_hash.digest_rows(table, ["slice"], rule)
     order = list(range(len(rows)))
@@ -216,28 +219,30 @@ def test_a_digest_knows_no_order_no_files_and_no_batches(
 @of_every_rule
 @given(ROWS)
 def test_what_comes_and_goes_is_added_and_taken_away(rule: DigestRule, rows: list[Row]) -> None:
-    """Of some rows, one more and one less: the digest is that of the rows that are there then."""
+    """Adding and removing rows updates the digest to that of the current rows."""
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     first, rest = table.slice(0, 1), table.slice(1)
     key = f"slice={rows[0]['slice']}"
     before = row_hash.digest_rows(rest, ["slice"], rule)
-    there = row_hash.update_digests(before, row_hash.digest_rows(first, ["slice"], rule), {})
-    assert there[key] == row_hash.digest_rows(table, ["slice"], rule)[key]
-    assert row_hash.update_digests(there, {}, row_hash.digest_rows(first, ["slice"], rule))[key] == before.get(key, 0)
+    with_first = row_hash.update_digests(before, row_hash.digest_rows(first, ["slice"], rule), {})
+    assert with_first[key] == row_hash.digest_rows(table, ["slice"], rule)[key]
+    assert row_hash.update_digests(with_first, {}, row_hash.digest_rows(first, ["slice"], rule))[key] == before.get(
+        key, 0
+    )
 
 
 @of_every_rule
 @given(ROWS)
 def test_a_new_column_of_nulls_and_views_change_nothing(rule: DigestRule, rows: list[Row]) -> None:
-    """As a table that grew reads, and as deltalake writes."""
+    """A table that grew reads a new column of nulls, and deltalake writes views."""
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     whole = row_hash.digest_rows(table, ["slice"], rule)
     assert (
         row_hash.digest_rows(table.append_column("later", pa.nulls(len(rows), pa.string())), ["slice"], rule) == whole
     )
     for name, kind in (("text", pa.string_view()), ("bytes", pa.binary_view())):
-        place = table.schema.get_field_index(name)
-        table = table.set_column(place, name, table[name].cast(kind))
+        index = table.schema.get_field_index(name)
+        table = table.set_column(index, name, table[name].cast(kind))
     assert row_hash.digest_rows(table, ["slice"], rule) == whole
 
 
@@ -256,16 +261,18 @@ def test_a_new_column_of_nulls_and_views_change_nothing(rule: DigestRule, rows: 
     ],
 )
 def test_rows_that_nearly_are_the_same_are_not(rule: DigestRule, one: Row, other: Row) -> None:
-    """What would be the same bytes without lengths, names of columns and marks of nulls."""
-    found = [row_hash.digest_rows(pa.Table.from_pylist([row], schema=SCHEMA), ["slice"], rule) for row in (one, other)]
-    assert found[0] != found[1]
+    """Rows that would have equal bytes without lengths, column names and null marks have different digests."""
+    digests = [
+        row_hash.digest_rows(pa.Table.from_pylist([row], schema=SCHEMA), ["slice"], rule) for row in (one, other)
+    ]
+    assert digests[0] != digests[1]
 
 
 @of_every_rule
 def test_a_row_that_is_there_twice_counts_twice(rule: DigestRule) -> None:
-    """Two of the same are not none, as with digests that are only compared."""
+    """Two equal rows do not cancel each other, as they would with XOR."""
     table = pa.Table.from_pylist([{"slice": "x", "text": "a"}], schema=SCHEMA)
     both = pa.concat_tables([table, table])
-    [once], [twice] = (row_hash.digest_rows(some, ["slice"], rule).values() for some in (table, both))
+    [once], [twice] = (row_hash.digest_rows(rows, ["slice"], rule).values() for rows in (table, both))
     assert twice == 2 * once % 2**128
     assert twice not in (0, once)

@@ -1,4 +1,4 @@
-"""Small files become larger ones, an hour of a log at a time; no reader sees a row twice, and no writer loses."""
+"""Rewriting of small files into larger ones, one hour of a log at a time, without duplicate reads or lost writes."""
 
 from __future__ import annotations
 
@@ -37,36 +37,36 @@ ROWS = 6
 TABLE = MinuteLog(START_US, 0).table
 
 
-def order(settled_us: int) -> TimeOrder:
-    """The order of a log, up to the hours that have ended by this time."""
+def time_order(settled_us: int) -> TimeOrder:
+    """Return the order of a log, up to the hours that have ended by this time."""
     return TimeOrder(WRITTEN_AT, LOG_KEY, Microseconds(settled_us))
 
 
 def written(lake: Lake, minutes: int, start_us: Microseconds = START_US) -> MinuteLog:
-    """A log of so many minutes, with ten rows in each."""
+    """Write a log of this many minutes, with ROWS rows in each."""
     log = MinuteLog(start_us, minutes, ROWS)
     log.write(lake)
     return log
 
 
 def ordered(rows: pa.Table) -> pa.Table:
-    """Rows by their time."""
+    """Return rows sorted by time."""
     return rows.sort_by([(WRITTEN_AT, "ascending"), ("cdc$time", "ascending")])
 
 
 def assert_sound(lake: Lake) -> None:
-    """Every file, row and commit is as the platform made it."""
-    for each in verify_tables(lake, deep=True):
-        assert (each.damage, each.unexpected, each.foreign, each.unknown) == ([], [], [], 0), each
+    """Assert that every file, row and commit is as the platform wrote it."""
+    for result in verify_tables(lake, deep=True):
+        assert (result.damage, result.unexpected, result.foreign, result.unknown) == ([], [], [], 0), result
 
 
 def test_each_hour_becomes_one_file(lake: Lake) -> None:
-    """Of the same rows, in order; the hour that has not ended keeps its files; a second time there is no commit."""
+    """The file has equal rows in order; the current hour is not rewritten; a second run makes no commit."""
     log = written(lake, 3 * 60 + 20)
     before, version = lake.read(TABLE), lake.version(TABLE)
     assert version is not None
-    done = rewrite_small_files(lake, TABLE, order(log.end_us))
-    assert done == RewrittenFiles(3, 180, 3, 180 * ROWS, 0)
+    result = rewrite_small_files(lake, TABLE, time_order(log.end_us))
+    assert result == RewrittenFiles(3, 180, 3, 180 * ROWS, 0)
     files = sorted(lake.bounded_files(TABLE, WRITTEN_AT), key=lambda file: file.low)
     assert [file.rows for file in files] == [60 * ROWS] * 3 + [ROWS] * 20
     assert [file.low for file in files[:3]] == [
@@ -80,15 +80,15 @@ def test_each_hour_becomes_one_file(lake: Lake) -> None:
     assert lake.version(TABLE) == version + 1
     assert lake.transaction(TABLE, APPLICATION) == log.minutes
     assert_sound(lake)
-    assert rewrite_small_files(lake, TABLE, order(log.end_us)) == RewrittenFiles()
+    assert rewrite_small_files(lake, TABLE, time_order(log.end_us)) == RewrittenFiles()
     assert lake.version(TABLE) == version + 1
 
 
 def test_the_commit_changes_no_row(lake: Lake) -> None:
-    """Every file is added and removed without a change of data, so that incremental readers see no row twice."""
+    """The commit adds and removes files without a data change, so incremental readers see no row twice."""
     log = written(lake, 120)
     version = lake.version(TABLE) or 0
-    rewrite_small_files(lake, TABLE, order(log.end_us))
+    rewrite_small_files(lake, TABLE, time_order(log.end_us))
     newest = (lake.version(TABLE) or 0, version)
     entry = transaction_log.get_entry_path(lake.path(TABLE), newest[0]).read().decode()
     actions = [json.loads(line) for line in entry.splitlines()]
@@ -107,36 +107,36 @@ def test_windows_over_the_end_of_an_hour_stay_with_their_hour(lake: Lake) -> Non
     start_us = Microseconds(START_US + HOUR_US - 90_000_000)
     log = MinuteLog(start_us, 5, ROWS)
     log.write(lake)
-    assert rewrite_small_files(lake, TABLE, order(START_US + HOUR_US)) == RewrittenFiles()
-    done = rewrite_small_files(lake, TABLE, order(START_US + 2 * HOUR_US))
-    assert (done.groups, done.files_before, done.files_after) == (2, 5, 2)
-    assert rewrite_small_files(lake, TABLE, order(START_US + 9 * HOUR_US)) == RewrittenFiles()
+    assert rewrite_small_files(lake, TABLE, time_order(START_US + HOUR_US)) == RewrittenFiles()
+    result = rewrite_small_files(lake, TABLE, time_order(START_US + 2 * HOUR_US))
+    assert (result.groups, result.files_before, result.files_after) == (2, 5, 2)
+    assert rewrite_small_files(lake, TABLE, time_order(START_US + 9 * HOUR_US)) == RewrittenFiles()
 
 
-def test_rows_that_come_late_join_their_hour(lake: Lake) -> None:
-    """The next run makes one file of the hour again, with all rows once."""
+def test_late_rows_join_their_hour(lake: Lake) -> None:
+    """The next run rewrites the hour into one file again, with each row once."""
     log = written(lake, 60)
-    rewrite_small_files(lake, TABLE, order(log.end_us))
+    rewrite_small_files(lake, TABLE, time_order(log.end_us))
     late = MinuteLog(START_US, 61, ROWS).minutes_of(60, 1).drop_columns("minute")
     column = late.schema.get_field_index(WRITTEN_AT)
     early = pa.array([datetime_from_us(Microseconds(START_US + 7))] * ROWS, late.schema.field(column).type)
     assert lake.append_once(TABLE, late.set_column(column, WRITTEN_AT, early), {"late": 1}, None)
-    done = rewrite_small_files(lake, TABLE, order(log.end_us))
-    assert (done.files_before, done.files_after, done.rows) == (2, 1, 61 * ROWS)
+    result = rewrite_small_files(lake, TABLE, time_order(log.end_us))
+    assert (result.files_before, result.files_after, result.rows) == (2, 1, 61 * ROWS)
     assert lake.read(TABLE).num_rows == 61 * ROWS
     assert_sound(lake)
 
 
 def test_a_run_has_limits(lake: Lake) -> None:
-    """It takes the newest hours, at most so many and of so many bytes, and counts the rest."""
+    """A run rewrites the newest hours, up to a number of groups and of bytes, and counts the remaining."""
     log = written(lake, 5 * 60)
-    done = rewrite_small_files(lake, TABLE, order(log.end_us), RewriteLimits(groups=2))
-    assert (done.groups, done.remaining) == (2, 3)
+    result = rewrite_small_files(lake, TABLE, time_order(log.end_us), RewriteLimits(groups=2))
+    assert (result.groups, result.remaining) == (2, 3)
     newest = datetime_from_us(Microseconds(START_US + 3 * HOUR_US))
     assert all((file.rows > ROWS) == (file.low >= newest) for file in lake.bounded_files(TABLE, WRITTEN_AT))
-    done = rewrite_small_files(lake, TABLE, order(log.end_us), RewriteLimits(bytes=1))
-    assert (done.groups, done.remaining) == (1, 2)
-    assert rewrite_small_files(lake, TABLE, order(log.end_us)).remaining == 0
+    result = rewrite_small_files(lake, TABLE, time_order(log.end_us), RewriteLimits(bytes=1))
+    assert (result.groups, result.remaining) == (1, 2)
+    assert rewrite_small_files(lake, TABLE, time_order(log.end_us)).remaining == 0
     assert len(lake.data_files(TABLE)) == 5
     assert_sound(lake)
 
@@ -145,9 +145,9 @@ def test_a_run_has_limits(lake: Lake) -> None:
 def test_the_work_does_not_depend_on_the_length_of_the_log(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, hours: int
 ) -> None:
-    """A run after an hour reads the log's entries of that hour, and a few more, however many there are before them."""
+    """A run after one hour reads that hour's log entries and a few more, however many precede them."""
     log = written(lake, hours * 60)
-    rewrite_small_files(lake, TABLE, order(log.end_us))
+    rewrite_small_files(lake, TABLE, time_order(log.end_us))
     longer = MinuteLog(START_US, (hours + 1) * 60, ROWS)
     longer.write(lake, first=hours * 60)
     read = transaction_log.read_actions
@@ -158,87 +158,87 @@ def test_the_work_does_not_depend_on_the_length_of_the_log(
         return read(file)
 
     monkeypatch.setattr(transaction_log, "read_actions", counted)
-    assert rewrite_small_files(Lake(lake.root), TABLE, order(longer.end_us)).files_before == 60
+    assert rewrite_small_files(Lake(lake.root), TABLE, time_order(longer.end_us)).files_before == 60
     assert 60 <= len(set(entries)) <= 70
 
 
 def test_groups_are_bounded_and_large_files_stay(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more bytes are read at once than a group may have, and a file that is large enough is not written again."""
+    """A group bounds the bytes that are read at once, and large files are not rewritten."""
     log = written(lake, 60)
     size = max(file.bytes for file in lake.data_files(TABLE))
     monkeypatch.setattr(small_files, "GROUP_BYTES", 10 * size)
-    done = rewrite_small_files(lake, TABLE, order(log.end_us))
-    assert done.groups >= 6
-    assert done.files_after == done.groups
+    result = rewrite_small_files(lake, TABLE, time_order(log.end_us))
+    assert result.groups >= 6
+    assert result.files_after == result.groups
     monkeypatch.setattr(small_files, "SMALL_BYTES", size)
-    assert rewrite_small_files(lake, TABLE, order(log.end_us)) == RewrittenFiles()
+    assert rewrite_small_files(lake, TABLE, time_order(log.end_us)) == RewrittenFiles()
 
 
-def racing(lake: Lake, monkeypatch: pytest.MonkeyPatch, meanwhile: Callable[[Lake], object]) -> None:
-    """Let another writer commit once, after the new files were written and before they are committed."""
-    place = small_files.writer.place_files
+def racing(lake: Lake, monkeypatch: pytest.MonkeyPatch, concurrent_write: Callable[[Lake], object]) -> None:
+    """Let another writer commit once after the new files are written and before they are committed."""
+    place_files = small_files.writer.place_files
 
-    def late(*given: Any) -> Any:
+    def place_late(*arguments: Any) -> Any:
         monkeypatch.undo()
-        meanwhile(Lake(lake.root))
-        return place(*given)
+        concurrent_write(Lake(lake.root))
+        return place_files(*arguments)
 
-    monkeypatch.setattr(small_files.writer, "place_files", late)
+    monkeypatch.setattr(small_files.writer, "place_files", place_late)
 
 
-def test_a_writer_who_comes_first_is_not_undone(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows that are appended meanwhile stay, and the files are replaced on top of them."""
+def test_a_rewrite_does_not_undo_an_earlier_writer(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Concurrently appended rows stay, and the rewrite commits on top of them."""
     log = written(lake, 60)
     more = MinuteLog(START_US, 61, ROWS).minutes_of(60, 1).drop_columns("minute")
     racing(lake, monkeypatch, lambda other: other.append_once(TABLE, more, {"w": 1}, None))
-    assert rewrite_small_files(lake, TABLE, order(log.end_us)).files_before == 60
+    assert rewrite_small_files(lake, TABLE, time_order(log.end_us)).files_before == 60
     assert (len(lake.data_files(TABLE)), lake.read(TABLE).num_rows) == (2, 61 * ROWS)
     assert_sound(lake)
 
 
-def test_two_rewrites_at_once_are_one(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second finds that the files are gone, and commits nothing."""
+def test_two_concurrent_rewrites_equal_one(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second rewrite finds that the files are gone, and commits nothing."""
     log = written(lake, 60)
-    racing(lake, monkeypatch, lambda other: rewrite_small_files(other, TABLE, order(log.end_us)))
-    assert rewrite_small_files(lake, TABLE, order(log.end_us)) == RewrittenFiles()
+    racing(lake, monkeypatch, lambda other: rewrite_small_files(other, TABLE, time_order(log.end_us)))
+    assert rewrite_small_files(lake, TABLE, time_order(log.end_us)) == RewrittenFiles()
     assert (len(lake.data_files(TABLE)), lake.read(TABLE).num_rows) == (1, 60 * ROWS)
     assert sum(bool(commit.info and commit.info.files) for commit in lake.commits(TABLE)) == 1
     assert_sound(lake)
 
 
 def test_a_damaged_file_is_not_rewritten(lake: Lake) -> None:
-    """Its rows would get a digest of their own; the error names the version."""
+    """Otherwise the damaged rows would get a valid digest; the error names the version."""
     log = written(lake, 60)
     file = Path(lake.data_files(TABLE)[7].path)
     rows = parquet.read_table(file)
     parquet.write_table(rows.set_column(rows.schema.get_field_index("ck"), "ck", compute.add(rows["ck"], 1)), file)
     version = lake.version(TABLE)
     with pytest.raises(StoreFailure, match="has other rows than its commits recorded, in a file of version"):
-        rewrite_small_files(lake, TABLE, order(log.end_us))
+        rewrite_small_files(lake, TABLE, time_order(log.end_us))
     assert lake.version(TABLE) == version
 
 
-def test_a_foreign_commit_can_still_be_taken_back(lake: Lake) -> None:
-    """Nothing is rewritten on top of one until it is accepted or taken back."""
+def test_a_foreign_commit_can_still_be_undone(lake: Lake) -> None:
+    """Nothing is rewritten on top of a foreign commit until it is accepted or undone."""
     log = written(lake, 60)
     foreign = log.minutes_of(59, 1).drop_columns("minute")
     write_deltalake(lake.path(TABLE), foreign, mode="append")
     version = lake.version(TABLE) or 0
     with pytest.raises(NotAsCommitted, match=f"a foreign commit, version {version} "):
-        rewrite_small_files(lake, TABLE, order(log.end_us))
+        rewrite_small_files(lake, TABLE, time_order(log.end_us))
     assert lake.version(TABLE) == version
     undo_commit(lake, TABLE.full_name, version, "not ours")
-    assert rewrite_small_files(lake, TABLE, order(log.end_us)).files_before == 60
+    assert rewrite_small_files(lake, TABLE, time_order(log.end_us)).files_before == 60
     write_deltalake(lake.path(TABLE), foreign, mode="append")
     accept_commit(lake, TABLE.full_name, lake.version(TABLE) or 0, "ours after all")
-    assert rewrite_small_files(lake, TABLE, order(log.end_us)).files_before == 2
+    assert rewrite_small_files(lake, TABLE, time_order(log.end_us)).files_before == 2
     assert lake.read(TABLE).num_rows == 61 * ROWS
 
 
-def test_damage_of_a_new_file_is_found_by_those_who_derive_rows(lake: Lake) -> None:
-    """By the file's own digest: no other file has to be read for it."""
+def test_damage_of_a_new_file_is_found_when_rows_are_derived(lake: Lake) -> None:
+    """The file's own digest reveals the damage, without reading another file."""
     log = written(lake, 120)
-    rewrite_small_files(lake, TABLE, order(log.end_us))
+    rewrite_small_files(lake, TABLE, time_order(log.end_us))
     low, high = (datetime_from_us(Microseconds(START_US + add)) for add in (0, HOUR_US - MINUTE_US))
     verification.verify_added_files_between(lake, TABLE, WRITTEN_AT, low, high)
     damaged = min(lake.bounded_files(TABLE, WRITTEN_AT), key=lambda file: file.low).path
@@ -256,42 +256,42 @@ def test_a_column_that_was_added_is_null_in_older_rows(lake: Lake) -> None:
     before = lake.read(TABLE)
     wider = pa.schema([*TABLE.schema, pa.field("b", pa.int64())])
     lake.widen(type(TABLE)(TABLE.keyspace, TABLE.name, wider, TABLE.keys, TABLE.comment))
-    assert rewrite_small_files(lake, TABLE, order(log.end_us)).groups == 1
+    assert rewrite_small_files(lake, TABLE, time_order(log.end_us)).groups == 1
     assert ordered(lake.read(TABLE)).equals(ordered(before))
     assert DeltaTable(lake.path(TABLE)).to_pyarrow_table()["b"].null_count == 60 * ROWS
     assert_sound(lake)
 
 
-def test_tables_without_times_go_by_the_number_of_files(lake: Lake) -> None:
+def test_tables_without_times_are_rewritten_by_file_count(lake: Lake) -> None:
     """Fewer than sixteen small files stay; more become one."""
     lake.ensure(GENERATION_TIMESTAMPS)
     for number in range(15):
-        one = {"key": "timestamps", "time": datetime_from_us(Microseconds(START_US + number * MINUTE_US))}
-        rows = pa.Table.from_pylist([one], schema=GENERATION_TIMESTAMPS.schema)
+        row = {"key": "timestamps", "time": datetime_from_us(Microseconds(START_US + number * MINUTE_US))}
+        rows = pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema)
         assert lake.append_once(GENERATION_TIMESTAMPS, rows, {"w": number + 1}, number or None)
     compacted = len(lake.data_files(GENERATION_TIMESTAMPS))
     assert compacted == 15
     assert rewrite_small_files(lake, GENERATION_TIMESTAMPS, None) == RewrittenFiles()
     for number in range(15, 40):
-        one = {"key": "timestamps", "time": datetime_from_us(Microseconds(START_US + number * MINUTE_US))}
-        write_with_digest(lake, pa.Table.from_pylist([one], schema=GENERATION_TIMESTAMPS.schema), number)
+        row = {"key": "timestamps", "time": datetime_from_us(Microseconds(START_US + number * MINUTE_US))}
+        write_with_digest(lake, pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema), number)
     files = len(lake.data_files(GENERATION_TIMESTAMPS))
-    done = rewrite_small_files(lake, GENERATION_TIMESTAMPS, None)
-    assert (done.files_before, done.files_after) == ((files, 1) if files >= 16 else (0, 0))
+    result = rewrite_small_files(lake, GENERATION_TIMESTAMPS, None)
+    assert (result.files_before, result.files_after) == ((files, 1) if files >= 16 else (0, 0))
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 40
     assert_sound(lake)
 
 
 def write_with_digest(lake: Lake, rows: pa.Table, number: int) -> None:
-    """Append rows as the platform does, without the compaction of every sixteenth write."""
+    """Append rows as the platform does, without the compaction at every sixteenth write."""
     from cdc_platform.delta import writer
 
     with lake.open_for_write(GENERATION_TIMESTAMPS) as opened:
         writer.append_rows(opened, GENERATION_TIMESTAMPS, rows, {"w": number + 1})
 
 
-def test_maintenance_is_no_other_writer(lake: Lake) -> None:
-    """Rows that were derived from a version replace those of it, although their files were rewritten meanwhile."""
+def test_maintenance_is_no_conflicting_write(lake: Lake) -> None:
+    """Rows derived from a version replace its rows, although maintenance rewrote their files in between."""
     lake.ensure(CONSUMERS)
     times = {"position": datetime_from_us(START_US), "updated_at": datetime_from_us(START_US)}
     for number in range(15):
@@ -308,7 +308,7 @@ def test_maintenance_is_no_other_writer(lake: Lake) -> None:
 
 
 def test_logs_in_a_store(s3: S3) -> None:
-    """The same there: one file an hour, nothing the second time."""
+    """In an object store, too, an hour becomes one file, and a second run changes nothing."""
     lake = Lake(f"{s3.bucket()}/home/lake")
     log = MinuteLog(START_US, 30, ROWS)
     for number in range(log.minutes):
@@ -316,9 +316,9 @@ def test_logs_in_a_store(s3: S3) -> None:
         lake.ensure(TABLE)
         assert lake.append_once(TABLE, rows, {APPLICATION: number + 1}, number or None)
     before = ordered(lake.read(TABLE))
-    done = rewrite_small_files(lake, TABLE, order(START_US + HOUR_US))
-    assert done.groups == 1
+    result = rewrite_small_files(lake, TABLE, time_order(START_US + HOUR_US))
+    assert result.groups == 1
     assert (len(lake.data_files(TABLE)), lake.transaction(TABLE, APPLICATION)) == (1, 30)
     assert ordered(Lake(str(lake.location)).read(TABLE)).equals(before)
-    assert rewrite_small_files(lake, TABLE, order(START_US + HOUR_US)) == RewrittenFiles()
+    assert rewrite_small_files(lake, TABLE, time_order(START_US + HOUR_US)) == RewrittenFiles()
     assert_sound(Lake(str(lake.location)))

@@ -1,4 +1,4 @@
-"""Versions of tables as datasets: which files a filter opens, and that none of its rows is left out. No engine."""
+"""Table versions as datasets: which files a filter opens, with none of its rows missing, without a query engine."""
 
 from __future__ import annotations
 
@@ -23,38 +23,38 @@ TIMED = Table("ks", "timed", pa.schema([column("k", pa.int64(), ""), column("at"
 
 
 def filled(folder: Path, *files: list[int | None]) -> Lake:
-    """A table with a file for each list of moments (µs)."""
+    """Return a lake whose table has one file for each list of times (µs)."""
     lake, number = Lake(folder), 0
-    for moments in files:
-        keys = list(range(number, number + len(moments)))
-        number += len(moments)
-        lake.merge(TIMED, pa.table([keys, pa.array(moments, KIND)], schema=TIMED.schema), update=False)
+    for times in files:
+        keys = list(range(number, number + len(times)))
+        number += len(times)
+        lake.merge(TIMED, pa.table([keys, pa.array(times, KIND)], schema=TIMED.schema), update=False)
     return lake
 
 
-def found(lake: Lake, chosen: dataset.Expression) -> list[int | None]:
-    """The moments (µs) that pass a filter."""
+def find_times(lake: Lake, chosen: dataset.Expression) -> list[int | None]:
+    """Return the times (µs) that pass a filter."""
     snapshot = delta_snapshot.read_newest_snapshot(lake, TIMED)
     assert snapshot is not None
-    moments = snapshot.dataset().to_table(filter=chosen)["at"].cast(pa.int64()).to_pylist()
-    return sorted(moments, key=lambda moment: (moment is None, moment))
+    times = snapshot.dataset().to_table(filter=chosen)["at"].cast(pa.int64()).to_pylist()
+    return sorted(times, key=lambda time: (time is None, time))
 
 
-def at(moment: int) -> pa.Scalar[Any]:
-    """A moment (µs) as filters have it."""
-    return pa.scalar(moment, KIND)
+def as_scalar(time: int) -> pa.Scalar[Any]:
+    """Return a time (µs) as a scalar for filters."""
+    return pa.scalar(time, KIND)
 
 
 def test_files_of_other_times_are_not_opened(tmp_path: Path) -> None:
-    """What the log says of their times is enough: they may be anywhere."""
+    """Statistics in the log exclude those files, which may be missing."""
     lake = filled(tmp_path, [0, 1], [10_000_000, 10_000_001], [20_000_000])
     for file in lake.bounded_files(TIMED, "at"):
         if us_from_datetime(file.low) != 10_000_000:
             Path(file.path).unlink()
-    within = (pc.field("at") >= at(9_000_000)) & (pc.field("at") < at(11_000_000))
-    assert found(lake, within) == [10_000_000, 10_000_001]
+    within = (pc.field("at") >= as_scalar(9_000_000)) & (pc.field("at") < as_scalar(11_000_000))
+    assert find_times(lake, within) == [10_000_000, 10_000_001]
     with pytest.raises(FileNotFoundError):
-        found(lake, pc.field("at") >= at(9_000_000))
+        find_times(lake, pc.field("at") >= as_scalar(9_000_000))
 
 
 @given(
@@ -68,12 +68,12 @@ def test_files_of_other_times_are_not_opened(tmp_path: Path) -> None:
 def test_every_row_that_passes_is_found(
     tmp_path_factory: pytest.TempPathFactory, files: list[list[int | None]], data: st.DataObject
 ) -> None:
-    """Also between the milliseconds to which logs round times, before 1970, in far years, and where there is none."""
+    """Also between the milliseconds of the log's statistics, before 1970, in far years, and for null."""
     lake = filled(tmp_path_factory.mktemp("lake"), *files)
-    moments = [moment for file in files for moment in file]
-    there = [moment for moment in moments if moment is not None]
-    bound = data.draw(st.sampled_from(there) | st.integers(-3_000, 3_000)) if there else 0
-    assert found(lake, pc.field("at") >= at(bound)) == sorted(each for each in there if each >= bound)
-    assert found(lake, pc.field("at") <= at(bound)) == sorted(each for each in there if each <= bound)
-    assert found(lake, pc.field("at") == at(bound)) == sorted(each for each in there if each == bound)
-    assert found(lake, pc.field("at").is_null()) == [None] * moments.count(None)
+    times = [time for file in files for time in file]
+    known = [time for time in times if time is not None]
+    bound = data.draw(st.sampled_from(known) | st.integers(-3_000, 3_000)) if known else 0
+    assert find_times(lake, pc.field("at") >= as_scalar(bound)) == sorted(time for time in known if time >= bound)
+    assert find_times(lake, pc.field("at") <= as_scalar(bound)) == sorted(time for time in known if time <= bound)
+    assert find_times(lake, pc.field("at") == as_scalar(bound)) == sorted(time for time in known if time == bound)
+    assert find_times(lake, pc.field("at").is_null()) == [None] * times.count(None)

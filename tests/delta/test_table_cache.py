@@ -1,4 +1,4 @@
-"""Open tables: whoever writes in between is seen, and a table that was put into another's place is not taken for it."""
+"""The cache of open tables: it sees other writers' commits and detects a table that replaced another."""
 
 from __future__ import annotations
 
@@ -24,23 +24,23 @@ from cdc_platform.tables import CHECKPOINT_EVERY
 
 
 def rows(*numbers: int) -> pa.Table:
-    """A table of one column."""
+    """Return a table of one column."""
     return pa.table({"n": pa.array(numbers, pa.int64())})
 
 
 def numbers(opened: TableCache, path: Path) -> list[int]:
-    """What the newest version holds."""
+    """Return the numbers in the newest version."""
     return sorted(opened.get_newest(str(path)).delta.to_pyarrow_table()["n"].to_pylist())
 
 
 def queried(path: Path, schema: pa.Schema, filters: Sequence[Filter] = ()) -> pa.Table:
-    """The rows as a query gives them, whose engine shares no code with the reading of small files."""
+    """Return the rows by a query, whose engine shares no code with the reading of small files."""
     sql = f"SELECT {', '.join(schema.names)} FROM t WHERE {filters_sql(filters)}"
     return pa.table(QueryBuilder().register("t", DeltaTable(path)).execute(sql).read_all()).cast(schema)
 
 
-def test_whoever_writes_in_between_is_seen(tmp_path: Path) -> None:
-    """Each commit of a foreign writer, also several at once and behind a checkpoint."""
+def test_commits_of_other_writers_are_seen(tmp_path: Path) -> None:
+    """Each foreign commit is seen, also several at once and after a checkpoint."""
     opened, path = TableCache(), tmp_path / "t"
     write_deltalake(path, rows(1))
     assert numbers(opened, path) == [1]
@@ -55,8 +55,8 @@ def test_whoever_writes_in_between_is_seen(tmp_path: Path) -> None:
     assert numbers(opened, path) == [15]
 
 
-def test_a_table_in_anothers_place_is_not_taken_for_it(tmp_path: Path) -> None:
-    """Removed it is not found; made anew, at a lower or at the same version, its own rows are read."""
+def test_a_replaced_table_is_detected(tmp_path: Path) -> None:
+    """A removed table is not found; a recreated one, at a lower or equal version, yields its own rows."""
     opened, path = TableCache(), tmp_path / "t"
     write_deltalake(path, rows(1))
     write_deltalake(path, rows(2), mode="append")
@@ -83,12 +83,12 @@ COLUMNS = {
 }
 
 
-def test_few_rows_are_chosen_in_memory_as_a_query_chooses_them(tmp_path: Path) -> None:
-    """Each operator on each type, with nulls in the column, over random rows: what SQL lets through."""
+def test_filters_of_small_tables_equal_a_query(tmp_path: Path) -> None:
+    """Each operator on each type, with nulls and random rows, passes the rows that SQL passes."""
     draw = random.Random(7)
     schema = pa.schema([(name, kind) for name, (kind, _) in COLUMNS.items()])
-    made = [{name: draw.choice([None, *values]) for name, (_, values) in COLUMNS.items()} for _ in range(200)]
-    write_deltalake(tmp_path / "t", pa.Table.from_pylist(made, schema=schema))
+    records = [{name: draw.choice([None, *values]) for name, (_, values) in COLUMNS.items()} for _ in range(200)]
+    write_deltalake(tmp_path / "t", pa.Table.from_pylist(records, schema=schema))
     opened = TableCache().get_newest(str(tmp_path / "t"))
     assert read_small_table(opened) is not None
     tried = 0
@@ -97,8 +97,8 @@ def test_few_rows_are_chosen_in_memory_as_a_query_chooses_them(tmp_path: Path) -
             for value in values:
                 if kind == pa.bool_() and operator in ("<", "<=", ">", ">="):
                     continue
-                asked = [value, draw.choice(values)] if operator in ("in", "not in") else value
-                filters = [(name, operator, asked), ("whole", "not in", draw.choice([[], [7], [0, 7]]))]
+                operand = [value, draw.choice(values)] if operator in ("in", "not in") else value
+                filters = [(name, operator, operand), ("whole", "not in", draw.choice([[], [7], [0, 7]]))]
                 expected = queried(tmp_path / "t", schema, filters).to_pylist()
                 assert read_rows(opened, schema, filters).to_pylist() == expected, filters
                 tried += len(expected) > 0
@@ -110,29 +110,32 @@ def test_few_rows_are_chosen_in_memory_as_a_query_chooses_them(tmp_path: Path) -
 
 @pytest.mark.parametrize("nulls", [False, True])
 @pytest.mark.parametrize("name", ["small", "text", "time"])
-def test_few_rows_of_partitions_are_read_file_by_file(
+def test_small_partitioned_tables_are_read_file_by_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, nulls: bool
 ) -> None:
-    """The rows that a query gives, and none is made but where a partition has no value, which may be an empty text."""
+    """The rows equal a query's; the query engine runs only if a partition value is null or an empty text."""
     draw, path = random.Random(11), tmp_path / "t"
-    schema = pa.schema([(each, kind) for each, (kind, _) in COLUMNS.items()])
-    made = [{each: draw.choice([None, *values]) for each, (_, values) in COLUMNS.items()} for _ in range(120)]
-    chosen = [row for row in made if nulls or row[name]]
-    for some in (chosen[::2], chosen[1::2]):
-        write_deltalake(path, pa.Table.from_pylist(some, schema=schema), mode="append", partition_by=[name])
+    schema = pa.schema([(name_of_column, kind) for name_of_column, (kind, _) in COLUMNS.items()])
+    records = [
+        {name_of_column: draw.choice([None, *values]) for name_of_column, (_, values) in COLUMNS.items()}
+        for _ in range(120)
+    ]
+    chosen = [row for row in records if nulls or row[name]]
+    for part in (chosen[::2], chosen[1::2]):
+        write_deltalake(path, pa.Table.from_pylist(part, schema=schema), mode="append", partition_by=[name])
     expected = sorted(map(repr, queried(path, schema).to_pylist()))
     assert len(expected) == len(chosen) > 20
     querying, queries = table_rows._query_rows, list[object]()
-    monkeypatch.setattr(table_rows, "_query_rows", lambda *asked: queries.append(asked) or querying(*asked))
+    monkeypatch.setattr(table_rows, "_query_rows", lambda *filters: queries.append(filters) or querying(*filters))
     opened = TableCache().get_newest(str(path))
     assert sorted(map(repr, read_rows(opened, schema).to_pylist())) == expected
     assert len(queries) == nulls
-    asked = [("whole", "=", 7)]
-    found = read_rows(opened, schema, asked)
-    assert found.num_rows == queried(path, schema, asked).num_rows > 0
+    filters = [("whole", "=", 7)]
+    matching = read_rows(opened, schema, filters)
+    assert matching.num_rows == queried(path, schema, filters).num_rows > 0
 
 
-def test_many_rows_are_not_kept(tmp_path: Path) -> None:
+def test_rows_of_large_tables_are_not_cached(tmp_path: Path) -> None:
     """The rows of a small table are cached until its next version; those of a large table are not cached."""
     opened, path = TableCache(), tmp_path / "t"
     write_deltalake(path, rows(1))
@@ -149,17 +152,15 @@ def test_many_rows_are_not_kept(tmp_path: Path) -> None:
     assert read_rows(opened.get_newest(str(path)), few.schema, [("n", "<=", 2)]).num_rows == little.num_rows + 1
 
 
-def test_a_table_is_opened_anew_where_it_was_moved_over_a_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Once a checkpoint, by own commits and by others'; each version is read as by who opens it then."""
+def test_a_table_is_reopened_after_each_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Own and foreign checkpoints each cause one reopening; every version's rows equal those of a new reader."""
     opened, path, openings = TableCache(), tmp_path / "t", list[int]()
     write_deltalake(path, rows(0), configuration={"delta.checkpointInterval": str(CHECKPOINT_EVERY)})
     first = opened.get_newest(str(path))
-    whole = OpenTable._open
+    open_whole = OpenTable._open
 
     def counted(self: OpenTable, version: int | None) -> None:
-        whole(self, version)
+        open_whole(self, version)
         openings.append(self.version())
 
     monkeypatch.setattr(OpenTable, "_open", counted)
@@ -171,8 +172,8 @@ def test_a_table_is_opened_anew_where_it_was_moved_over_a_checkpoint(
     assert first.version() == DeltaTable(path).version()
 
 
-def test_cleaned_logs_are_opened_anew(tmp_path: Path) -> None:
-    """Where commits that were open are gone from the log, the checkpoint tells the rest."""
+def test_cleaned_logs_are_reopened(tmp_path: Path) -> None:
+    """If the log lost commits that the table had open, the checkpoint supplies the rest."""
     opened, path = TableCache(), tmp_path / "t"
     write_deltalake(path, rows(1))
     assert numbers(opened, path) == [1]
@@ -182,8 +183,8 @@ def test_cleaned_logs_are_opened_anew(tmp_path: Path) -> None:
     assert numbers(opened, path) == [1, 2]
 
 
-def test_a_table_that_is_written_stays_at_its_version(tmp_path: Path) -> None:
-    """Reads in the block see the version that is written, and after a revalidation a newer one, next to it."""
+def test_a_written_table_stays_at_its_version(tmp_path: Path) -> None:
+    """Reads in the block see the version being written, and after a revalidation a newer one beside it."""
     opened, path = TableCache(), tmp_path / "t"
     write_deltalake(path, rows(1))
     opened.get_newest(str(path))
@@ -196,8 +197,8 @@ def test_a_table_that_is_written_stays_at_its_version(tmp_path: Path) -> None:
     assert opened.get_newest(str(path)).version() == 1
 
 
-def test_a_write_in_a_write_of_the_same_table_makes_the_outer_one_conflict(tmp_path: Path) -> None:
-    """Each has the table at the version that it read, so the outer commit is not the next version."""
+def test_a_nested_write_of_a_table_makes_the_outer_one_conflict(tmp_path: Path) -> None:
+    """Each write has the version that it read, so the outer commit is not the next version."""
     opened, path = TableCache(), tmp_path / "t"
     write_deltalake(path, rows(1))
     none = CommitProperties(max_commit_retries=0)
@@ -215,7 +216,7 @@ def test_a_write_in_a_write_of_the_same_table_makes_the_outer_one_conflict(tmp_p
 
 
 def test_each_thread_and_process_has_its_own(tmp_path: Path) -> None:
-    """A table is used by one thread at a time; a lake that travels takes none along."""
+    """One thread uses a table at a time; a pickled lake carries no open tables."""
     lake, path = Lake(tmp_path), tmp_path / "t"
     write_deltalake(path, rows(1))
     opened = TableCache()

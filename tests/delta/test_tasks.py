@@ -1,4 +1,4 @@
-"""Rows past the JVM: files come in pieces that fit the cache, whatever a row's length, and nothing is lost between."""
+"""Rows without the JVM: files are read in batches that fit the cache, whatever a row's length, and none is lost."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def written(path: Path, rows: int, streams: int, group: int) -> pa.Table:
 
 
 @pytest.mark.parametrize(("rows", "streams", "group"), [(0, 1, 1), (1, 4096, 1), (500, 8, 90), (300, 200, 300)])
-def test_a_file_comes_in_order_and_in_pieces(tmp_path: Path, rows: int, streams: int, group: int) -> None:
-    """No piece is much larger than it should be, and together they are the file."""
+def test_a_file_is_read_in_order_and_in_batches(tmp_path: Path, rows: int, streams: int, group: int) -> None:
+    """No batch is much larger than the limit, and together the batches are the file."""
     path = tmp_path / "file.parquet"
     table = written(path, rows, streams, group)
     with pytest.MonkeyPatch.context() as patch:
@@ -40,8 +40,8 @@ def test_a_file_comes_in_order_and_in_pieces(tmp_path: Path, rows: int, streams:
 
 
 @pytest.mark.parametrize("wanted", [[], [-5, 700], [0], [89, 90, 91], [250, 251, 499]])
-def test_rows_with_some_values_come_alone(tmp_path: Path, wanted: list[int]) -> None:
-    """The same rows as out of the whole file, with nothing of the pieces that hold none of them."""
+def test_only_rows_with_wanted_values_are_read(tmp_path: Path, wanted: list[int]) -> None:
+    """The rows equal those of the whole file, without empty batches."""
     path = tmp_path / "file.parquet"
     table = written(path, 500, 8, 90)
     with pytest.MonkeyPatch.context() as patch:
@@ -49,13 +49,13 @@ def test_rows_with_some_values_come_alone(tmp_path: Path, wanted: list[int]) -> 
         batches = list(
             delta_tasks.read_file_batches(str(path), ["range_end", "streams"], ("range_end", np.array(wanted, int)))
         )
-    held = [row for batch in batches for row in batch.to_pylist()]
-    assert held == [row for row in table.to_pylist() if row["range_end"] in wanted]
+    rows_read = [row for batch in batches for row in batch.to_pylist()]
+    assert rows_read == [row for row in table.to_pylist() if row["range_end"] in wanted]
     assert all(batch.num_rows for batch in batches)
 
 
-def test_parts_are_changed_where_they_are_made(tmp_path: Path) -> None:
-    """Batch by batch or as a whole; asked for again they are the same."""
+def test_tasks_transform_their_own_rows(tmp_path: Path) -> None:
+    """A transformation applies to batches or to a whole task; a second read gives equal rows."""
     for number in range(2):
         written(tmp_path / f"{number}.parquet", 3 + number, 1, 10)
     rows = delta_tasks.rows_from_files([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")], ["range_end"])
@@ -70,35 +70,35 @@ def test_parts_are_changed_where_they_are_made(tmp_path: Path) -> None:
 NUMBERS = pa.schema({"number": pa.int64()})
 
 
-def asked() -> NoReturn:
-    """The session of who must not need one."""
+def refuse_spark() -> NoReturn:
+    """Fail, as the session for work that must not use Spark."""
     raise AssertionError("Spark was asked")
 
 
-def one_each(meeting: Barrier | None = None) -> delta_tasks.TaskRows:
-    """Four tasks with a row each; with a meeting, no task ends before as many as it is for have begun."""
+def four_tasks(barrier: Barrier | None = None) -> delta_tasks.TaskRows:
+    """Return four tasks with one row each; with a barrier, tasks wait until its number of them have begun."""
 
     def batches(number: int) -> Iterator[pa.RecordBatch]:
-        if meeting is not None:
-            meeting.wait(timeout=30)
+        if barrier is not None:
+            barrier.wait(timeout=30)
         yield pa.record_batch([pa.array([number])], schema=NUMBERS)
 
     return delta_tasks.TaskRows(4, batches)
 
 
-def test_a_few_tasks_of_arrays_are_done_here_side_by_side(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the order of the tasks, on threads; of other work, and by who gives Spark everything, Spark is asked."""
+def test_a_few_array_tasks_run_in_process_in_parallel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Array tasks run on threads, in task order; other work, or a limit of 0 in process, uses Spark."""
     monkeypatch.setattr(delta_tasks.os, "cpu_count", lambda: 2)
-    workers = delta_tasks.TaskRunner(asked, in_process=1)
-    found = workers.for_arrays().table(one_each(Barrier(2)), NUMBERS)
-    assert found["number"].to_pylist() == [0, 1, 2, 3]
-    for left in (workers, delta_tasks.TaskRunner(asked, in_process=0).for_arrays()):
+    workers = delta_tasks.TaskRunner(refuse_spark, in_process=1)
+    result = workers.for_arrays().table(four_tasks(Barrier(2)), NUMBERS)
+    assert result["number"].to_pylist() == [0, 1, 2, 3]
+    for runner in (workers, delta_tasks.TaskRunner(refuse_spark, in_process=0).for_arrays()):
         with pytest.raises(AssertionError, match="Spark was asked"):
-            left.table(one_each(), NUMBERS)
+            runner.table(four_tasks(), NUMBERS)
 
 
-def test_what_one_of_several_threads_raises_is_raised() -> None:
-    """As it is, by whichever task."""
+def test_an_error_of_a_thread_is_raised() -> None:
+    """An error of any task is raised unchanged."""
 
     def batches(number: int) -> Iterator[pa.RecordBatch]:
         if number == 2:
@@ -106,7 +106,7 @@ def test_what_one_of_several_threads_raises_is_raised() -> None:
         yield pa.record_batch([pa.array([number])], schema=NUMBERS)
 
     with pytest.raises(ValueError, match="the third"):
-        delta_tasks.TaskRunner(asked).for_arrays().table(delta_tasks.TaskRows(4, batches), NUMBERS)
+        delta_tasks.TaskRunner(refuse_spark).for_arrays().table(delta_tasks.TaskRows(4, batches), NUMBERS)
 
 
 @pytest.mark.parametrize(
@@ -123,29 +123,29 @@ def test_what_one_of_several_threads_raises_is_raised() -> None:
         (1, 4, 3, 3),
     ],
 )
-def test_work_is_shared_out_as_far_as_threads_can_do_it(
+def test_work_is_divided_among_threads(
     monkeypatch: pytest.MonkeyPatch, in_process: int, tasks: int, threads: int, parts: int
 ) -> None:
-    """Into as many parts as there are cores, but never so many that Spark would have to be asked for it."""
+    """Work has as many parts as cores, but never so many that it would need Spark."""
     monkeypatch.setattr(delta_tasks.os, "cpu_count", lambda: 8)
-    workers = delta_tasks.TaskRunner(asked, in_process=in_process).for_arrays()
+    workers = delta_tasks.TaskRunner(refuse_spark, in_process=in_process).for_arrays()
     assert workers.parts(tasks, threads) == parts
     assert workers.runs_in_process(parts) == workers.runs_in_process(tasks)
 
 
-def test_rows_are_put_together_up_to_a_size() -> None:
-    """None is lost, and each batch but the last one has the size."""
+def test_batches_are_coalesced_up_to_a_size() -> None:
+    """No row is lost, and each batch but the last has the target size."""
     batches = [pa.RecordBatch.from_pydict({"a": pa.array(range(8 * n, 8 * n + 8), pa.int64())}) for n in range(7)]
-    found = list(delta_tasks.coalesce_batches(iter(batches), 150))
-    assert [batch.num_rows for batch in found] == [24, 24, 8]
-    assert pa.Table.from_batches(found)["a"].to_pylist() == list(range(56))
+    coalesced = list(delta_tasks.coalesce_batches(iter(batches), 150))
+    assert [batch.num_rows for batch in coalesced] == [24, 24, 8]
+    assert pa.Table.from_batches(coalesced)["a"].to_pylist() == list(range(56))
     assert list(delta_tasks.coalesce_batches(iter(()), 150)) == []
 
 
-def test_rows_of_one_value_come_together_up_to_a_size() -> None:
-    """Wherever batches end; of a value with more rows than that, what there is goes on."""
+def test_rows_of_one_key_are_grouped_up_to_a_size() -> None:
+    """Groups ignore batch boundaries; a key with more rows than the size continues in the next group."""
     keys = [[1, 1, 2], [2, 2, 2], [], [2, 3, 4], [5, 5, 5], [5, 5, 5], [5, 6]]
-    batches = [pa.RecordBatch.from_pydict({"k": pa.array(each, pa.int64())}) for each in keys]
+    batches = [pa.RecordBatch.from_pydict({"k": pa.array(batch_keys, pa.int64())}) for batch_keys in keys]
 
     def groups(size: int = 1 << 20) -> list[list[int]]:
         return [

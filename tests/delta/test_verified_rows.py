@@ -1,4 +1,4 @@
-"""Rows made of other rows: what they are made of is held against its commits as it is read, and read once."""
+"""Derived rows: their source is verified against its commits while it is read, and read once."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Damage = Callable[[Path], object]
 
 @pytest.fixture
 def lake(lake: Lake) -> Lake:
-    """A lake with three ranges of a generation, each in a file of its own."""
+    """A lake with three ranges of a generation, each in its own file."""
     for end in (1, 2, 3):
         row = {
             "generation_id": ONE,
@@ -42,26 +42,26 @@ def lake(lake: Lake) -> Lake:
 
 
 def insert(workers: TaskRunner, lake: Lake) -> int:
-    """Make V2 descriptions of them, as a join does."""
+    """Derive V2 descriptions from the rows, as a join does."""
     described = frames.get_verified_partition_rows(lake, TOPOLOGY_DESCRIPTIONS, DESCRIBED)
     return frames.replace_partition(
         workers, lake, GENERATION_DESCRIPTIONS_V2, described.changed(to_v2_batch(ONE, 3)), INSERTED
     )
 
 
-def with_value(path: Path, name: str, value: Any) -> None:
-    """Write a file again with another value in a column of its first row."""
+def replace_value(path: Path, name: str, value: Any) -> None:
+    """Rewrite a file with another value in a column of its first row."""
     before = pq.ParquetFile(path).read()
-    place = before.schema.get_field_index(name)
+    index = before.schema.get_field_index(name)
     values = [value, *before[name].to_pylist()[1:]]
-    pq.write_table(before.set_column(place, name, pa.array(values, before.schema.field(name).type)), path)
+    pq.write_table(before.set_column(index, name, pa.array(values, before.schema.field(name).type)), path)
 
 
 DAMAGES: dict[str, Damage] = {
-    "another stream": lambda path: with_value(path, "streams", [b"0123456789abcdef"]),
-    # Of a column that nothing is made of.
-    "another owner": lambda path: with_value(path, "owner", str(uuid.UUID(int=8))),
-    "a null that the other table does not take": lambda path: with_value(path, "range_end", None),
+    "another stream": lambda path: replace_value(path, "streams", [b"0123456789abcdef"]),
+    # A column that no derived row uses.
+    "another owner": lambda path: replace_value(path, "owner", str(uuid.UUID(int=8))),
+    "a null that the other table does not take": lambda path: replace_value(path, "range_end", None),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-20]),
 }
 
@@ -70,45 +70,46 @@ def one_file(lake: Lake, *, in_parts: bool) -> None:
     """Bring the rows into one file, whose rows are few, or leave them in three, which are written as drafts."""
     if not in_parts:
         rows = lake.read(TOPOLOGY_DESCRIPTIONS).sort_by("range_end")
-        together = TaskRows(1, lambda _: iter(rows.to_batches()))
-        frames.replace_partition(TaskRunner.alone(), lake, TOPOLOGY_DESCRIPTIONS, together, DESCRIBED)
+        task_rows = TaskRows(1, lambda _: iter(rows.to_batches()))
+        frames.replace_partition(TaskRunner.alone(), lake, TOPOLOGY_DESCRIPTIONS, task_rows, DESCRIBED)
 
 
 @pytest.mark.parametrize("in_parts", [False, True], ids=["few", "drafts"])
-def test_rows_are_made_of_what_commits_put_there(either: TaskRunner, lake: Lake, in_parts: bool) -> None:
-    """All of them; a second time the same."""
+def test_rows_are_derived_from_committed_rows(either: TaskRunner, lake: Lake, in_parts: bool) -> None:
+    """Every committed row is derived; a second run gives the same result."""
     one_file(lake, in_parts=in_parts)
     for _ in range(2):
         insert(either, lake)
-        made = lake.read(GENERATION_DESCRIPTIONS_V2).sort_by("range_end")
-        assert made["range_end"].to_pylist() == [1, 2, 3]
+        derived = lake.read(GENERATION_DESCRIPTIONS_V2).sort_by("range_end")
+        assert derived["range_end"].to_pylist() == [1, 2, 3]
         assert (
-            made["streams"].to_pylist() == lake.read(TOPOLOGY_DESCRIPTIONS).sort_by("range_end")["streams"].to_pylist()
+            derived["streams"].to_pylist()
+            == lake.read(TOPOLOGY_DESCRIPTIONS).sort_by("range_end")["streams"].to_pylist()
         )
         frames.assert_partition_as_committed(either, lake, GENERATION_DESCRIPTIONS_V2, INSERTED)
 
 
 @pytest.mark.parametrize("in_parts", [False, True], ids=["few", "drafts"])
 @pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
-def test_nothing_is_made_of_others(either: TaskRunner, lake: Lake, in_parts: bool, damage: Damage) -> None:
-    """One line names the table; the other one, and its folder, stay as they are."""
+def test_nothing_is_derived_from_damaged_rows(either: TaskRunner, lake: Lake, in_parts: bool, damage: Damage) -> None:
+    """One line names the damaged table; the target table and its folder stay unchanged."""
     one_file(lake, in_parts=in_parts)
     lake.ensure(GENERATION_DESCRIPTIONS_V2)
     folder = Path(lake.path(GENERATION_DESCRIPTIONS_V2)).parent
     before = lake.version(GENERATION_DESCRIPTIONS_V2), sorted(folder.rglob("*.parquet"))
     damage(Path(lake.data_files(TOPOLOGY_DESCRIPTIONS)[0].path))
-    for ask in (
+    for work in (
         insert,
         lambda workers, lake: frames.assert_partition_as_committed(workers, lake, TOPOLOGY_DESCRIPTIONS, DESCRIBED),
     ):
-        with pytest.raises(StateError, match=r"topology_descriptions .* has other rows than its commits") as told:
-            ask(either, Lake(lake.root))
-        assert "\n" not in str(told.value)
+        with pytest.raises(StateError, match=r"topology_descriptions .* has other rows than its commits") as refused:
+            work(either, Lake(lake.root))
+        assert "\n" not in str(refused.value)
     assert (Lake(lake.root).version(GENERATION_DESCRIPTIONS_V2), sorted(folder.rglob("*.parquet"))) == before
 
 
-def test_what_does_not_fit_is_told_where_nothing_is_damaged(workers: TaskRunner, lake: Lake) -> None:
-    """As of any other rows: the mistake is of who makes them."""
+def test_misfit_rows_are_an_input_error_without_damage(workers: TaskRunner, lake: Lake) -> None:
+    """Derived rows outside the partition raise an InputError, because the caller made them."""
     described = frames.get_verified_partition_rows(lake, TOPOLOGY_DESCRIPTIONS, DESCRIBED)
     other = str(uuid.UUID(int=2))
     with pytest.raises(InputError, match="outside"):
@@ -117,21 +118,21 @@ def test_what_does_not_fit_is_told_where_nothing_is_damaged(workers: TaskRunner,
         )
 
 
-def test_rows_of_which_commits_say_nothing_are_taken_as_they_are(workers: TaskRunner, lake: Lake) -> None:
-    """A table of before: nothing tells what it should hold."""
+def test_rows_without_commit_info_are_accepted(workers: TaskRunner, lake: Lake) -> None:
+    """An old table without CommitInfo has no digest to compare with."""
     log = Path(lake.path(TOPOLOGY_DESCRIPTIONS), "_delta_log")
     for entry in log.glob("*.json"):
         lines = entry.read_text().splitlines()
         entry.write_text("\n".join(line for line in lines if "commitInfo" not in line) + "\n")
     old = Lake(lake.root)
-    with_value(Path(old.data_files(TOPOLOGY_DESCRIPTIONS)[0].path), "owner", str(uuid.UUID(int=8)))
+    replace_value(Path(old.data_files(TOPOLOGY_DESCRIPTIONS)[0].path), "owner", str(uuid.UUID(int=8)))
     assert frames.get_verified_partition_rows(old, TOPOLOGY_DESCRIPTIONS, DESCRIBED).expected is None
     insert(workers, old)
     assert old.read(GENERATION_DESCRIPTIONS_V2).num_rows == 3
 
 
 def test_each_file_is_read_once(workers: TaskRunner, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While it is copied, and not before for its digest."""
+    """Each file is read while it is copied, and not earlier for its digest."""
     read: list[str] = []
 
     def counted(path: str, *arguments: Any) -> Batches:
