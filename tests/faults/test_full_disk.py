@@ -59,10 +59,8 @@ def contents(home: Path) -> dict[str, list[dict[str, object]]]:
 
 @pytest.mark.parametrize("free", [0, 4096, 12 * 1024, 200 * 1024])
 def test_a_full_disk_is_one_line_and_changes_nothing(disk: Path, files: Path, free: int) -> None:
-    """On a full disk each command prints one line and changes nothing; with free space both succeed.
-
-    Each command runs in its own process, so a line printed by a library's thread would show.
-    """
+    """On a full disk each command prints one line and changes nothing; with free space both succeed."""
+    # Each command runs in its own process, so a line printed by a library's thread would show.
     home = disk / "home"
     clock = Clock(Microseconds(TIME_MS * 1000 + 5_000_000))
     cdc_tables.add_cdc_table(Lake(home / "lake"), clock, "ks", "t", ttl_seconds=60)

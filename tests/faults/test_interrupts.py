@@ -96,10 +96,8 @@ def interruptible(folder: Path) -> dict[str, str]:
 @pytest.mark.grid("Ctrl-C at an import", 1)
 @pytest.mark.parametrize("command", [("status",), ("sql", "SELECT 1 AS a"), ("ring", "--json")], ids=" ".join)
 def test_an_import_can_be_interrupted(command: tuple[str, ...], home: Path, tmp_path: Path) -> None:
-    """Ctrl-C during an import ends the command, from the program's first import on.
-
-    The first half second of a command consists of imports.
-    """
+    """Ctrl-C during an import ends the command, from the program's first import on."""
+    # The first half second of a command consists of imports.
     environment = interruptible(tmp_path)
     whole = started(home, *command, IMPORTS=str(tmp_path / "imports"), **environment)
     whole.communicate(timeout=120)

@@ -216,10 +216,8 @@ def test_reading_a_pipe_without_writer_times_out(home: Path, tmp_path: Path, nam
 
 @pytest.mark.parametrize("held", [False, True], ids=["no writer", "a silent writer"])
 def test_waiting_for_a_pipe_is_limited(tmp_path: Path, held: bool) -> None:
-    """A read from a silent pipe times out, whether or not a process has opened it for writing.
-
-    Spark settings are read by the same function.
-    """
+    """A read from a silent pipe times out, whether or not a process has opened it for writing."""
+    # Spark settings are read by the same function.
     os.mkfifo(tmp_path / "pipe")
     writer = os.open(tmp_path / "pipe", os.O_RDWR) if held else None
     with pytest.MonkeyPatch.context() as patch:

@@ -58,10 +58,7 @@ def in_a_process(home: str, environment: dict[str, str], *words: str) -> subproc
 
 
 def test_home_is_readable_without_write_access(s3: S3, home: str) -> None:
-    """Without write access commands that only read succeed, a check warns once, and a write is refused in one line.
-
-    The warning states that the results could not be stored.
-    """
+    """Without write access commands that only read succeed, a check warns once, and a write is refused in one line."""
     for door, due in (("readonly", NOT_LET_IN), ("plain", "no space left on ")):
         s3.has_room(0 if door == "plain" else None)
         try:
