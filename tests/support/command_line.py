@@ -1,4 +1,4 @@
-"""The command line in the tests' own process: what a command wrote, and how it left."""
+"""Run the command line in the tests' own process and capture its output and exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdc_platform.cli import program
 
 @dataclass(frozen=True)
 class Answer:
-    """What a command wrote and how it left."""
+    """The output and exit code of a command."""
 
     exit_code: int
     stdout: str
@@ -24,17 +24,17 @@ class Answer:
 
     @property
     def json(self) -> Any:
-        """Standard output as the one JSON document that it has to be."""
+        """Return the one JSON document on standard output."""
         return json.loads(self.stdout)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The fields of a JSON document, without its version and the steps to take next."""
+        """Return the fields of the JSON document without its version and next steps."""
         return {name: value for name, value in self.json.items() if name not in ("version", "next")}
 
     @property
     def rows(self) -> list[Any]:
-        """The one list of a JSON document, beside the steps to take next."""
+        """Return the one list of the JSON document, apart from the next steps."""
         (rows,) = (value for name, value in self.json.items() if isinstance(value, list) and name != "next")
         return rows
 
@@ -49,14 +49,14 @@ def run(*args: str | Path, stdin: str | bytes | None = None) -> Answer:
 
 
 def paths_of(group: click.Group, before: str = "") -> set[str]:
-    """Every command of a group by its path; a group that runs by itself is one as well."""
-    found: set[str] = set()
+    """Return the path of every command of a group, including groups that run by themselves."""
+    paths: set[str] = set()
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
         assert command is not None
         path = f"{before} {name}".strip()
         if isinstance(command, click.Group):
-            found |= paths_of(command, path) | ({path} if command.invoke_without_command else set())
+            paths |= paths_of(command, path) | ({path} if command.invoke_without_command else set())
         else:
-            found.add(path)
-    return found
+            paths.add(path)
+    return paths

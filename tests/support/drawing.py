@@ -44,10 +44,10 @@ class Drawing:
         for item in items:
             if mark := item.get_closest_marker(_GRID):
                 item.user_properties.append((_GRID, mark.args[0]))
-        left = set() if KILLS == "all" else _left_out(items)
-        if left:
-            config.hook.pytest_deselected(items=list(left))
-            items[:] = [item for item in items if item not in left]
+        deselected = set() if KILLS == "all" else _left_out(items)
+        if deselected:
+            config.hook.pytest_deselected(items=list(deselected))
+            items[:] = [item for item in items if item not in deselected]
         if SHUFFLE:
             dice = random.Random(SEED)
             places = {path: dice.random() for path in sorted({item.path for item in items})}
@@ -63,8 +63,8 @@ class Drawing:
                     counts[name][outcome] += 1
         if counts:
             terminalreporter.section(f"grids, {'whole' if KILLS == 'all' else 'a sample'}: passed, failed")
-        for name, found in sorted(counts.items()):
-            terminalreporter.write_line(f"{found['passed']:7}{found['failed'] + found['error']:8}  {name}")
+        for name, outcomes in sorted(counts.items()):
+            terminalreporter.write_line(f"{outcomes['passed']:7}{outcomes['failed'] + outcomes['error']:8}  {name}")
 
 
 def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
@@ -73,7 +73,7 @@ def _left_out(items: list[pytest.Item]) -> set[pytest.Item]:
         mark = item.get_closest_marker(_GRID)
         if mark is not None:
             grids[mark.args].append(item)
-    left: set[pytest.Item] = set()
+    deselected: set[pytest.Item] = set()
     for (name, keep), those in grids.items():
-        left |= set(those) - set(random.Random(f"{SEED} {name}").sample(those, min(keep, len(those))))
-    return left
+        deselected |= set(those) - set(random.Random(f"{SEED} {name}").sample(those, min(keep, len(those))))
+    return deselected

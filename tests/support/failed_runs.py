@@ -27,9 +27,9 @@ def fail_run(
     *,
     as_failure: bool = True,
 ) -> DagsterRun:
-    """A run of a job that failed with this error in a step; without one, its worker was gone.
+    """Create a run of a job that failed with this error in a step; without an error its worker disappeared.
 
-    `as_failure`: the step turned the error into a failure, as most of them do.
+    `as_failure`: the step turned the error into a Dagster failure, as most steps do.
     """
     run = instance.create_run_for_job(defs.resolve_job_def(job), tags=dict(tags), status=DagsterRunStatus.FAILURE)
     if error is not None:
@@ -50,7 +50,7 @@ def _failure_event(job: str, error: BaseException, as_failure: bool) -> DagsterE
     except Failure as failure:
         info = serializable_error_info_from_exc_info(sys.exc_info())
         user = UserFailureData("failure", failure.description, normalize_metadata(failure.metadata))
-    except BaseException:  # noqa: BLE001  (whatever the test wants a run to have failed with)
+    except BaseException:  # noqa: BLE001  (any error with which the test lets a run fail)
         info = serializable_error_info_from_exc_info(sys.exc_info())
     return DagsterEvent(
         event_type_value=DagsterEventType.STEP_FAILURE.value,

@@ -1,4 +1,4 @@
-"""Figures that tests tell beside whether they pass: parts of a whole, added up over all of them, at a run's end."""
+"""Figures of tests besides pass and fail: parts of a whole, summed over all tests and printed after the run."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _FIGURE = "figure"
 
 
 def tell(request: pytest.FixtureRequest, name: str, part: int, whole: int) -> None:
-    """Let the run's end say how many of how many it was, with those that other tests told under the name."""
+    """Add a part and its whole to a figure that the end of the run prints; tests with the same name are summed."""
     request.node.user_properties.append((_FIGURE, (name, part, whole)))
 
 
@@ -18,7 +18,7 @@ class Figures:
     """The plugin."""
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
-        """Each figure in a line."""
+        """Print one line per figure."""
         parts, wholes = Counter[str](), Counter[str]()
         for outcome in ("passed", "failed"):
             for report in terminalreporter.getreports(outcome):

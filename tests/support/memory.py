@@ -1,7 +1,7 @@
-"""Where tests write their files: in memory on a machine that has enough, which saves a tenth of their CPU time.
+"""Let tests write their files to memory if the machine has enough, which saves a tenth of their CPU time.
 
-With `--basetemp`, or with less memory, pytest's own rule applies. The folder of a run that passed is removed; that of a
-failed run stays until the next run begins.
+With `--basetemp`, or with less memory, pytest's own rule applies. The folder of a run that passed is removed; that of
+a failed run stays until the next run begins.
 """
 
 from __future__ import annotations
@@ -55,11 +55,11 @@ class InMemory:
         self._header = f"tests write to memory: {self._folder}"
 
     def pytest_report_header(self) -> str:
-        """Say where the files are."""
+        """Return a line that names the folder of the files."""
         return self._header
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
-        """Note whether the files are of use after the run."""
+        """Record whether the files are needed after the run."""
         self._stays = exitstatus in (pytest.ExitCode.TESTS_FAILED, pytest.ExitCode.INTERRUPTED)
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:

@@ -1,4 +1,4 @@
-"""What commands say that is left to do, read back: the lines, and whether the program takes them as they stand."""
+"""Read the next steps that commands print, and check whether the program accepts them unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc_platform.cli import program
 
 
 def lines_of(answer: Answer) -> list[str]:
-    """What an answer says to run next, as lines: those that begin with `next:`, or the field `next` of a document."""
+    """Return the next steps of an answer as lines: lines that begin with `next:`, or the document's field `next`."""
     if answer.stdout.startswith("{"):
         steps = answer.json["next"]
         return [f"{step['command']}  # {step['why']}" if step["why"] else step["command"] for step in steps]
@@ -21,17 +21,17 @@ def lines_of(answer: Answer) -> list[str]:
 
 
 def words_of(line: str) -> list[str]:
-    """The words of a line behind the program's name, as a shell reads them: no comment, no quotes."""
+    """Return the words of a line after the program's name, as a shell parses them, without comments and quotes."""
     name, *words = shlex.split(line, comments=True)
     assert name == "cdc-platform"
     return words
 
 
 def path_of(words: Sequence[str]) -> str:
-    """The command that the program would run for these words, by its path; nothing is run.
+    """Return the path of the command that the program would run for these words, without running it.
 
     Raises:
-        click.UsageError: there is no such command, or it doesn't take them.
+        click.UsageError: there is no such command, or it rejects the words.
     """
     command: click.Command = program
     context, rest, path = None, list(words), []
@@ -40,8 +40,8 @@ def path_of(words: Sequence[str]) -> str:
         rest = [*context._protected_args, *context.args]
         if not isinstance(command, click.Group) or not rest:
             return " ".join(path)
-        name, found, rest = click.Group.resolve_command(command, context, rest)
+        name, subcommand, rest = click.Group.resolve_command(command, context, rest)
         assert name is not None
-        assert found is not None
+        assert subcommand is not None
         path.append(name)
-        command = found
+        command = subcommand

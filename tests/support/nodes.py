@@ -1,4 +1,4 @@
-"""Nodes that join, made from their number: the same node whenever it is made again."""
+"""Nodes that join, derived from their number, so that each number always gives the same node."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc_platform.metastore import JoinRequest
 
 
 def node_fields(number: int, **said: object) -> dict[str, object]:
-    """What the bootstrap file of node `number` says, but for what is `said`: its tokens have to be."""
+    """Return the fields of the bootstrap file of node `number`, overridden by `said`, which must contain the tokens."""
     return {
         "host_id": str(uuid.UUID(int=number)),
         "address": f"10.0.0.{number}",
@@ -24,12 +24,12 @@ def node_fields(number: int, **said: object) -> dict[str, object]:
 
 
 def node_text(number: int, count: int = 16, shard_count: int = 4, ignore_msb: int = 12) -> str:
-    """The bootstrap file of node `number`: `count` random tokens, the same whenever it is made again."""
+    """Return the bootstrap file of node `number` with `count` random tokens that depend on the number alone."""
     tokens = np.random.default_rng(number).integers(-(2**63) + 1, 2**63 - 1, count, dtype=np.int64)
-    said = {"tokens": sorted(tokens.tolist()), "shard_count": shard_count, "ignore_msb": ignore_msb}
-    return json.dumps(node_fields(number, **said))
+    shape = {"tokens": sorted(tokens.tolist()), "shard_count": shard_count, "ignore_msb": ignore_msb}
+    return json.dumps(node_fields(number, **shape))
 
 
 def join_request(*arguments: int, **named: int) -> JoinRequest:
-    """The request of a node, see `node_text`."""
+    """Return the join request of a node (see `node_text`)."""
     return parse_join_request(node_text(*arguments, **named))

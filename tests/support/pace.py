@@ -85,11 +85,11 @@ class Pace:
         """Return CPU seconds since the last call, of this process and all its descendants."""
         before, self._own = self._own, sum(os.times()[:2])
         if duration < _WORTH_LOOKING_S:
-            # Processes that ended meanwhile may have been counted while they ran.
+            # Processes that ended in between may have been counted while they ran.
             self._all += self._own - before
             return self._own - before
         everything, self._all = self._all, sum(os.times()[:4]) + _of_descendants()
-        # It is less if processes ended that no parent waited for; they were counted while they ran.
+        # The total shrinks if processes ended without a waiting parent; they were counted while they ran.
         return max(0.0, self._all - everything)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:

@@ -1,4 +1,4 @@
-"""Ports of loopback, for programs that are told at which one to listen."""
+"""Ports of loopback, for programs that listen at a given port."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports that nobody listens at on any loopback address now, each another."""
+    """Return distinct ports at which no process listens now on any loopback address."""
     sockets = [socket.create_server(("", 0)) for _ in range(count)]
-    ports = [each.getsockname()[1] for each in sockets]
+    ports = [server.getsockname()[1] for server in sockets]
     for each in sockets:
         each.close()
     return ports
 
 
 def is_open(port: int) -> bool:
-    """Whether somebody listens at a port."""
+    """Return True if a process listens at a port."""
     with socket.socket() as door:
         return door.connect_ex(("127.0.0.1", port)) == 0

@@ -1,4 +1,4 @@
-"""A home with two generations and a table whose log tests write to at the times that they want."""
+"""A home with two generations and a table whose log tests write to at chosen times."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ SWITCH_US = parse_time_us("2026-01-31T13:30:00Z")
 
 
 def ddl(*columns: str, table: str = "t") -> str:
-    """A table with these regular columns of type int."""
+    """Return the definition of a table with these regular columns of type int."""
     regular = "".join(f"{name} int, " for name in columns)
     return f"CREATE TABLE ks.{table} (p int, k int, {regular}PRIMARY KEY (p, k)) WITH cdc = {{'enabled': 'true'}};"
 
 
 def home_with_log(folder: Path) -> Path:
-    """Two generations that were imported, and `ks.t (p, k, v)`, whose log is empty."""
+    """Create a home with two imported generations and `ks.t (p, k, v)`, whose log is empty."""
     home = home_with_generations(folder, {ID: ms_from_us(START_US), OTHER_ID: ms_from_us(SWITCH_US)})
     add_table(Lake(home / "lake"), "t")
     return home
 
 
 def add_table(lake: Lake, table: str) -> None:
-    """Make `ks.<table> (p, k, v)` with an empty log, which is created at the start of the first generation."""
+    """Create `ks.<table> (p, k, v)` with an empty log, created at the start of the first generation."""
     cdc_tables.add_cdc_table(
         lake, Clock(START_US), "ks", table, ttl_seconds=86_400, created_now=True, ddl=ddl("v", table=table)
     )
@@ -44,23 +44,23 @@ def add_table(lake: Lake, table: str) -> None:
 
 
 def schema(lake: Lake, table: str = "t") -> TableSchema:
-    """What the platform knows of the table now."""
+    """Return the table's schema as the platform has it now."""
     return read_table_schema(lake, "ks", table)
 
 
 def write(lake: Lake, times_us: Sequence[Microseconds], *, table: str = "t", value: str = "v") -> None:
-    """Log inserts at these times (µs), in one commit; the value of each is the second in its hour."""
-    known = schema(lake, table)
-    number = lake.transaction(log_table(known), "writer") or 0
+    """Log inserts at these times (µs) in one commit; the value of each is its second within the hour."""
+    table_schema = schema(lake, table)
+    number = lake.transaction(log_table(table_schema), "writer") or 0
     typed = [
-        {"operation": 2, "timestamp": when, "p": place, "k": number, value: when // 1_000_000 % 3600}
-        for place, when in enumerate(times_us)
+        {"operation": 2, "timestamp": when, "p": partition, "k": number, value: when // 1_000_000 % 3600}
+        for partition, when in enumerate(times_us)
     ]
-    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(known))
-    rows = pa.Table.from_batches([encode_log_batch(known, batch, get_stream_lookup(lake, known))])
-    assert lake.append_once(log_table(known), rows, {"writer": number + 1}, number or None)
+    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(table_schema))
+    rows = pa.Table.from_batches([encode_log_batch(table_schema, batch, get_stream_lookup(lake, table_schema))])
+    assert lake.append_once(log_table(table_schema), rows, {"writer": number + 1}, number or None)
 
 
 def times_of(rows: pa.Table) -> list[int]:
-    """When rows of a log were written (µs), sorted."""
+    """Return the write times (µs) of log rows, sorted."""
     return sorted(rows[WRITTEN_AT].cast("int64").to_pylist())

@@ -1,4 +1,4 @@
-"""A real HTTP server on loopback that records what is posted to it."""
+"""A real HTTP server on loopback that records posted documents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 
 @dataclass
 class Receiver:
-    """The posted documents in order, with their paths. `statuses` are the next answers; after them it answers 200."""
+    """The posted documents in order, with their paths. `statuses` are the next responses; then it responds with 200."""
 
     url: str
     posted: list[dict[str, Any]] = field(default_factory=list)

@@ -1,4 +1,4 @@
-"""`make simulate`: random histories of every kind until Ctrl-C; each that violates a property is kept in a file."""
+"""`make simulate`: random histories of every kind until Ctrl-C; histories that violate a property go into a file."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from cdc_platform.simulation import judge_plan
 FOUND = Path(".cache") / "simulation-failures.jsonl"
 
 
-def main(rounds: int | None = None, found: Path = FOUND) -> int:
-    """Run one history of each kind in each round, with seeds that no round before had; return how many failed."""
+def main(rounds: int | None = None, failures_file: Path = FOUND) -> int:
+    """Run one history of each kind per round, with new seeds in each round; return how many failed."""
     first, failed = secrets.randbelow(10**9), 0
     for number in count() if rounds is None else range(rounds):
         for kind in KINDS:
@@ -24,9 +24,9 @@ def main(rounds: int | None = None, found: Path = FOUND) -> int:
             violations = judge_plan(plan_of(kind, seed)).verdict.violations
             if violations:
                 failed += 1
-                found.parent.mkdir(parents=True, exist_ok=True)
+                failures_file.parent.mkdir(parents=True, exist_ok=True)
                 line = {"kind": kind, "seed": seed, "property": violations[0].property, "text": violations[0].text}
-                with found.open("a", encoding="utf-8") as file:
+                with failures_file.open("a", encoding="utf-8") as file:
                     file.write(json.dumps(line) + "\n")
         if sys.stderr.isatty():
             print(f"\r{(number + 1) * len(KINDS):,} histories, {failed} failed", end="", file=sys.stderr)

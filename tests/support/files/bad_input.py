@@ -1,4 +1,4 @@
-"""What every table of bad input is made of: the cases, and what must hold of each."""
+"""Cases of bad input, and the assertions that hold for each of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cdc_platform.cli import program
 
 @dataclass(frozen=True)
 class Case:
-    """A command with the files it is given, and what its message must say. `{dir}` is where the files are."""
+    """A command with its files, and text that its message must contain. `{dir}` is the folder of the files."""
 
     name: str
     args: tuple[str, ...]
@@ -23,19 +23,19 @@ class Case:
 
 
 def argument(name: str, says: str, *args: str) -> Case:
-    """A command with wrong arguments and no files."""
+    """Return a case with wrong arguments and without files."""
     return Case(f"argument: {name}", args, says)
 
 
 def given(case: Case, folder: Path) -> list[str]:
-    """The case's arguments, its files written."""
+    """Write the case's files and return its arguments."""
     for name, text in case.files.items():
         (folder / name).write_bytes(text.encode() if isinstance(text, str) else text)
     return [arg.replace("{dir}", str(folder)) for arg in case.args]
 
 
 def listing(folder: Path) -> dict[str, str]:
-    """Every file below a folder with the hash of its bytes, but the locks by which commands take turns."""
+    """Return the hash of every file below a folder, except lock files."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(folder.rglob("*"))
@@ -44,7 +44,7 @@ def listing(folder: Path) -> dict[str, str]:
 
 
 def assert_one_line(stderr: str, says: str) -> None:
-    """Standard error is one line that begins with `error:`, says this, and is no stack trace."""
+    """Assert that standard error is one line that begins with `error:` and contains the text."""
     lines = stderr.splitlines()
     assert len(lines) == 1, stderr
     assert lines[0].startswith("error: ")
@@ -53,9 +53,9 @@ def assert_one_line(stderr: str, says: str) -> None:
 
 
 def assert_refused(case: Case, home: Path, folder: Path, *, exit_code: int = 2) -> str:
-    """The command leaves with this code and one line on standard error, and the home is byte for byte as before.
+    """Assert that the command prints one error line, exits with the code and leaves the home unchanged byte for byte.
 
-    Answers with that line.
+    Return that line.
     """
     args = given(case, folder)
     before = listing(home)

@@ -1,4 +1,4 @@
-"""What tests of scripts share: the time at which they run, and what the fixtures that run them are."""
+"""The time at which tests of scripts run, and the types of their fixtures."""
 
 from __future__ import annotations
 

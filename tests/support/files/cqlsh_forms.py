@@ -1,4 +1,4 @@
-"""A CSV file of COPY in the other forms that cqlsh prints."""
+"""Convert a CSV file of COPY into the other output formats of cqlsh."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ import json
 import re
 
 _TEXT = re.compile(r"'[^']*'|0x[0-9a-f]+|[0-9a-f]{8}-[0-9a-f-]{27}|[A-Za-z]\w*")
-"""What JSON has as text in a collection."""
+"""Parts of a collection that are strings in JSON."""
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3})\+0000")
 
 
 def as_printed(text: str) -> str:
-    """A COPY file as SELECT prints it on a terminal: right-aligned, 6 decimals, null, a count, a page's end."""
+    """Return a COPY file as SELECT prints it: right-aligned, 6 decimals, null, a row count and a page break."""
     rows = [[_TIME.sub(r"\g<1>000+0000", cell) or "null" for cell in row] for row in csv.reader(io.StringIO(text))]
     widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
     head, *body = (" " + " | ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in rows)
@@ -23,7 +23,7 @@ def as_printed(text: str) -> str:
 
 
 def objects(text: str) -> list[str]:
-    """A COPY file's rows as SELECT JSON has them: blobs as text, sets and tuples as arrays, tokens as numbers."""
+    """Return a COPY file's rows as SELECT JSON: blobs as text, sets and tuples as arrays, tokens as numbers."""
 
     def value(name: str, cell: str) -> str:
         if not cell:
@@ -41,16 +41,16 @@ def objects(text: str) -> list[str]:
 
 
 def as_json_table(text: str) -> str:
-    """SELECT JSON as cqlsh prints it."""
+    """Return SELECT JSON as cqlsh prints it."""
     rows = objects(text)
     return "\n".join(["", " [json]", "-" * 20, *(f" {row}" for row in rows), "", f"({len(rows)} rows)", ""])
 
 
 def as_json_lines(text: str) -> str:
-    """The objects alone, one a line."""
+    """Return the objects alone, one per line."""
     return "\n".join(objects(text))
 
 
 def as_json_list(text: str) -> str:
-    """The objects as one list."""
+    """Return the objects as one list."""
     return "[" + ",\n".join(objects(text)) + "]"

@@ -19,7 +19,7 @@ LATER_MS = Milliseconds(1_769_947_200_000)  # 2026-02-01 12:00:00.000 UTC
 NODES = (
     Node(
         host_id=UUID("11111111-1111-4111-8111-111111111111"),
-        # The range that ends with 101 holds one token, so that all four of its streams have it.
+        # The range that ends with 101 has one token, so all four streams share it.
         tokens=(-6_000_000_000_000_000_000, 100, 101, 7_000_000_000_000_000_000),
         shard_count=4,
         ignore_msb=12,
@@ -51,20 +51,20 @@ SNAPSHOT = [
     }
     for node in NODES
 ]
-"""The ring of these nodes as a ring snapshot has it."""
+"""The ring snapshot of these nodes."""
 NARROW_END = 101
-"""The range end whose streams cannot be told apart once a client has sorted them."""
+"""The range end whose streams are indistinguishable after a client has sorted them."""
 
 
 def generation(id_: str = ID, nodes: tuple[Node, ...] = NODES) -> TopologyDescription:
-    """The generation with this ID over these nodes."""
+    """Return the generation with this ID over these nodes."""
     return generate_description(RingLayout.of(Ring.of(nodes)), UUID(id_))
 
 
 def v2_csv(
     generations: Mapping[str, TopologyDescription], *, num_ranges: int | None = None, skip: frozenset[int] = frozenset()
 ) -> str:
-    """cdc_generation_descriptions_v2: sets sorted as a client sorts them; `skip` leaves rows out by their number."""
+    """Return cdc_generation_descriptions_v2 with sets sorted as clients sort them; `skip` omits rows by number."""
     lines = ["id,range_end,ignore_msb,num_ranges,streams"]
     for id_, description in generations.items():
         for row in range(len(description)):
@@ -76,7 +76,7 @@ def v2_csv(
 
 
 def streams_csv(generations: Mapping[Milliseconds, TopologyDescription], *, skip: frozenset[int] = frozenset()) -> str:
-    """cdc_streams_descriptions_v2 of generations by their time (ms)."""
+    """Return cdc_streams_descriptions_v2 of generations by time (ms)."""
     lines = ["time,range_end,streams"]
     for time_ms, description in generations.items():
         for row in range(len(description)):
@@ -87,7 +87,7 @@ def streams_csv(generations: Mapping[Milliseconds, TopologyDescription], *, skip
 
 
 def timestamps_csv(times: Mapping[int, int | None]) -> str:
-    """cdc_generation_timestamps: times (ms) with the times at which they expired."""
+    """Return cdc_generation_timestamps: times (ms) with the times at which they expired."""
     rows = [
         f"timestamps,{cql_time(Milliseconds(time))},{'' if expired is None else cql_time(Milliseconds(expired))}"
         for time, expired in times.items()
@@ -98,7 +98,7 @@ def timestamps_csv(times: Mapping[int, int | None]) -> str:
 def v1_descriptions_csv(
     generations: Mapping[Milliseconds, TopologyDescription], expired: Mapping[Milliseconds, Milliseconds] | None = None
 ) -> str:
-    """cdc_generation_descriptions: the list of a generation's entries as cqlsh writes it, in shard order."""
+    """Return cdc_generation_descriptions: each generation's list of entries as cqlsh writes it, in shard order."""
     lines = ["time,description,expired"]
     for time_ms, description in generations.items():
         entries = []
@@ -114,7 +114,7 @@ def v1_descriptions_csv(
 def v1_streams_csv(
     generations: Mapping[Milliseconds, TopologyDescription], expired: Mapping[Milliseconds, Milliseconds] | None = None
 ) -> str:
-    """cdc_streams_descriptions: all streams of a generation as one set."""
+    """Return cdc_streams_descriptions: all streams of a generation as one set."""
     lines = ["time,expired,streams"]
     for time_ms, description in generations.items():
         end = (expired or {}).get(time_ms)
@@ -123,7 +123,7 @@ def v1_streams_csv(
 
 
 def local_csv(rows: Mapping[str, tuple[Milliseconds | None, str | None]], host_id: str | None = None) -> str:
-    """cdc_local: (time in ms, UUID) by key; ScyllaDB's table has no host_id."""
+    """Return cdc_local: (time in ms, UUID) by key; ScyllaDB's table has no host_id."""
     lines = ["key,streams_timestamp,uuid" + (",host_id" if host_id else "")]
     for key, (time_ms, uuid) in rows.items():
         time = "" if time_ms is None else cql_time(time_ms)
@@ -132,7 +132,7 @@ def local_csv(rows: Mapping[str, tuple[Milliseconds | None, str | None]], host_i
 
 
 def tablet_streams_csv(rows: Iterable[tuple[int, int, str]], table: str = "t") -> str:
-    """An export of system.cdc_streams: rows (time in ms, stream_state, stream_id in hexadecimal) of a table of ks."""
+    """Return an export of system.cdc_streams for a table of ks: rows (time in ms, stream_state, stream_id in hex)."""
     lines = ["keyspace_name,table_name,timestamp,stream_state,stream_id"]
     return _file(
         [*lines, *(f"ks,{table},{cql_time(Milliseconds(time))},{state},0x{stream}" for time, state, stream in rows)]
@@ -140,27 +140,27 @@ def tablet_streams_csv(rows: Iterable[tuple[int, int, str]], table: str = "t") -
 
 
 def tablet_timestamps_csv(times: Iterable[int], table: str = "t") -> str:
-    """An export of system.cdc_timestamps: times in ms of a table of ks."""
+    """Return an export of system.cdc_timestamps for a table of ks: times in ms."""
     return _file(
         ["keyspace_name,table_name,timestamp", *(f"ks,{table},{cql_time(Milliseconds(time))}" for time in times)]
     )
 
 
 def blob_set(streams: Iterable[Any]) -> str:
-    """A set of blobs as cqlsh writes it: sorted by unsigned bytes, quoted only where a comma is in it."""
+    """Return a set of blobs as cqlsh writes it: sorted as unsigned bytes, quoted only if it contains a comma."""
     ids = sorted(bytes(stream) for stream in streams)
     text = "{" + ", ".join(f"0x{id_.hex()}" for id_ in ids) + "}"
     return f'"{text}"' if len(ids) > 1 else text
 
 
 def cql_time(ms: Milliseconds) -> str:
-    """A time as cqlsh writes it."""
+    """Return a time as cqlsh writes it."""
     moment = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=ms)
     return moment.strftime("%Y-%m-%d %H:%M:%S.") + f"{ms_from_us(Microseconds(moment.microsecond)):03d}+0000"
 
 
 def iso_time(ms: Milliseconds) -> str:
-    """A time as the platform writes it."""
+    """Return a time as the platform writes it."""
     return cql_time(ms).replace(" ", "T").replace("+0000", "Z")
 
 

@@ -1,4 +1,4 @@
-"""A small file system of a test's own."""
+"""A small file system for one test."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hypothesis draws for the CDC log: tables of any shape, writes, batches of writes, histories of batches."""
+"""Hypothesis strategies for the CDC log: tables of any shape, writes, batches of writes and histories of batches."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from cdc_platform.cql import (
 
 EPOCH_US = Microseconds(1_600_000_000_000_000)
 TIMES = st.integers(EPOCH_US, EPOCH_US + 6)
-"""Few, so that writes meet at one time and next to each other."""
+"""Few times, so that writes have equal and adjacent timestamps."""
 TTLS = st.sampled_from([0, 0, 0, 5, 9])
 USER_TYPE = UserType("ks", "ut", (("a", INT), ("b", TEXT), ("c", INT)))
 TYPES: list[CqlType] = [
@@ -53,7 +53,7 @@ def _texts() -> st.SearchStrategy[str]:
 
 
 def values(kind: CqlType) -> st.SearchStrategy[Any]:
-    """Canonical values of one of `TYPES`, few of each."""
+    """Return canonical values of one of `TYPES`, a few for each type."""
     if kind == INT:
         return st.integers(0, 2)
     if kind == TEXT:
@@ -71,7 +71,7 @@ def values(kind: CqlType) -> st.SearchStrategy[Any]:
 
 @st.composite
 def schemas(draw: st.DrawFn, cdc: CdcOptions | None = None) -> TableSchema:
-    """Tables with up to two partition columns, three clustering columns, static columns and any types of `TYPES`."""
+    """Draw tables with up to two partition columns, three clustering columns, static columns and any of `TYPES`."""
     keys = st.sampled_from([INT, TEXT])
     columns = [Column(f"p{n}", draw(keys), "partition") for n in range(draw(st.integers(1, 2)))]
     clustering = draw(st.integers(0, 3))
@@ -105,7 +105,7 @@ def _element_values(kind: CqlType, key: Any) -> st.SearchStrategy[Any]:
 def _change(draw: st.DrawFn, kind: CqlType, timestamp: Microseconds, ttl: int) -> Cell | CollectionChange:
     if not kind.multicell:
         return _cells(draw, values(kind), timestamp, ttl)
-    # An overwrite has its tombstone one microsecond earlier, a DELETE of the column at the time itself.
+    # The tombstone of an overwrite is one microsecond earlier; that of a DELETE of the column has the write's time.
     tombstone = draw(st.sampled_from([None, None, timestamp - ONE_US, timestamp]))
     if tombstone == timestamp:
         return CollectionChange(tombstone)
@@ -124,7 +124,7 @@ def _key(draw: st.DrawFn, columns: tuple[Column, ...]) -> tuple:
 
 
 def ranges(draw: st.DrawFn, schema: TableSchema, timestamp: Microseconds) -> RangeTombstone:
-    """A range as CQL can say it: equal columns first, then one or two bounds of the next, or none of them."""
+    """Draw a range that CQL can express: equal columns first, then one or two bounds of the next column, or none."""
     columns = schema.clustering_key
     equal = _key(draw, columns[: draw(st.integers(0, len(columns) - 1))])
     rest = columns[len(equal)]
@@ -145,7 +145,7 @@ def ranges(draw: st.DrawFn, schema: TableSchema, timestamp: Microseconds) -> Ran
 
 @st.composite
 def mutations(draw: st.DrawFn, schema: TableSchema, partition_key: tuple) -> Mutation:
-    """One write to a partition, as a statement could make it."""
+    """Draw one write to a partition, as one statement can make it."""
     timestamp, ttl = Microseconds(draw(TIMES)), draw(TTLS)
     empty = Mutation(schema, partition_key)
     kind = draw(st.sampled_from(["upsert", "upsert", "upsert", "static", "row", "range", "partition"]))
@@ -169,7 +169,7 @@ def mutations(draw: st.DrawFn, schema: TableSchema, partition_key: tuple) -> Mut
 
 @st.composite
 def histories(draw: st.DrawFn, cdc: CdcOptions | None = None) -> tuple[TableSchema, list[list[Mutation]]]:
-    """A table and batches of writes to it, in the order in which they are sent; a batch is of one partition."""
+    """Draw a table and batches of writes to it, in send order; each batch writes to one partition."""
     schema = draw(schemas(cdc))
     partitions = [_key(draw, schema.partition_key) for _ in range(2)]
     batch = st.sampled_from(partitions).flatmap(

@@ -1,6 +1,6 @@
-"""Random CQL for the log: tables and writes as text, each with what it does by the rules, for the model.
+"""Random CQL for the log: tables and writes as text, each with its effect by the rules, for the model.
 
-What a statement does is written down here cell by cell, and not asked of the platform.
+The effect of a statement is written here cell by cell, independent of the platform.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from cdc_platform.cql import (
 
 @dataclass(frozen=True)
 class Written:
-    """A statement, and what it does to one partition.
+    """A statement, and its effect on one partition.
 
-    `asks` is what a conditional one asks: partition, clustering key, and whether the row has to exist. `logs` is what
-    a change of CDC's options says: whether writes are logged from then on; None of writes. `times` are the partitions
-    that it writes to, each with the timestamp.
+    `asks` is the condition of a conditional statement: partition, clustering key, and whether the row must exist.
+    `logs` tells for a change of the CDC options whether later writes are logged; it is None for writes. `times` are
+    the partitions that the statement writes to, each with its timestamp.
     """
 
     text: str
@@ -58,7 +58,7 @@ OPTIONS = [
 
 
 def options(cdc: CdcOptions) -> str:
-    """CDC's options as CQL."""
+    """Return CDC options as CQL."""
     return (
         f"{{'enabled': {str(cdc.enabled).lower()}, 'preimage': '{cdc.preimage}',"
         f" 'postimage': {str(cdc.postimage).lower()}, 'ttl': {cdc.ttl}}}"
@@ -66,7 +66,7 @@ def options(cdc: CdcOptions) -> str:
 
 
 def definition(schema: TableSchema) -> str:
-    """The script that makes the table."""
+    """Return the script that creates the table."""
     columns = [f"{column.name} {column.type.cql}{' static' * (column.kind == 'static')}" for column in schema.columns]
     partition = ", ".join(column.name for column in schema.partition_key)
     clustering = "".join(f", {column.name}" for column in schema.clustering_key)
@@ -81,7 +81,7 @@ def definition(schema: TableSchema) -> str:
 
 
 def literal(kind: CqlType, value: Any) -> str:
-    """A value as a CQL literal."""
+    """Return a value as a CQL literal."""
     if value is None:
         return "null"
     match kind:
@@ -100,7 +100,7 @@ def literal(kind: CqlType, value: Any) -> str:
 
 
 Change = tuple[str, Cell | CollectionChange]
-"""What stands after SET, and what it does."""
+"""The text after SET, and its effect."""
 
 
 def _elements(kind: CqlType, value: Any, timestamp: Microseconds, ttl: int) -> dict[Any, Cell]:
@@ -111,7 +111,7 @@ def _elements(kind: CqlType, value: Any, timestamp: Microseconds, ttl: int) -> d
 
 
 def _overwrites(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchStrategy[Change]:
-    """`X = literal` and `X = null`, which INSERT has as well."""
+    """Draw `X = literal` or `X = null`, as in UPDATE and INSERT."""
     kind, name = column.type, column.name
     if not kind.multicell:
         dead = (f"{name} = null", Cell(timestamp, dead=True))
@@ -129,7 +129,7 @@ def _overwrites(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchS
 
 
 def doubled(kind: CqlType, value: Any) -> str:
-    """A set or map as a literal that has each of its elements twice, which says the same."""
+    """Return a set or map as a literal that repeats each of its elements, with the same meaning."""
     if not isinstance(kind, SetType | MapType):
         return literal(kind, value)
     inner = literal(kind, value)[1:-1]
@@ -137,20 +137,20 @@ def doubled(kind: CqlType, value: Any) -> str:
 
 
 def _keeps_elements(change: Change) -> bool:
-    said, does = change
-    if said.partition(" = ")[2] in ("null", "[]"):
+    text, effect = change
+    if text.partition(" = ")[2] in ("null", "[]"):
         return False
-    return isinstance(does, CollectionChange) and does.tombstone is None
+    return isinstance(effect, CollectionChange) and effect.tombstone is None
 
 
 def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.SearchStrategy[Change]:
-    """What only UPDATE can do: to some elements of a collection or user type."""
+    """Draw writes that only UPDATE can make: to single elements of a collection or user type."""
     kind, name = column.type, column.name
 
-    def one(place: str, of: CqlType, key: Any) -> st.SearchStrategy[Change]:
+    def one(target: str, of: CqlType, key: Any) -> st.SearchStrategy[Change]:
         return (st.none() | values(of)).map(
             lambda value: (
-                f"{place} = {literal(of, value)}",
+                f"{target} = {literal(of, value)}",
                 CollectionChange(
                     None,
                     {key: Cell(timestamp, value, ttl) if value is not None else Cell(timestamp, dead=True)},
@@ -177,7 +177,7 @@ def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.Sea
                 )
             )
             single = values(kind.key).flatmap(lambda key: one(f"{name}[{literal(kind.key, key)}]", kind.value, key))
-            return added | single | keys.map(lambda found: removed(found, kind.key)) | st.just(empty)
+            return added | single | keys.map(lambda chosen: removed(chosen, kind.key)) | st.just(empty)
         case SetType():
             parts = values(kind).filter(bool)
             added = parts.map(
@@ -186,7 +186,7 @@ def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.Sea
                     CollectionChange(None, _elements(kind, value, timestamp, ttl)),
                 )
             )
-            # A set to which nothing is added is not touched (cql3/sets.cc, adder).
+            # A set to which nothing is added stays untouched (cql3/sets.cc, adder).
             doubly = parts.map(
                 lambda value: (
                     f"{name} += {doubled(kind, value)}",
@@ -222,17 +222,17 @@ class _Drawing:
     timestamp: Microseconds
     using: bool
     known: tuple[tuple, ...] = ()
-    """Clustering keys that rows of the partition were written with before."""
+    """Clustering keys with which earlier statements wrote rows of the partition."""
     sure: bool = False
-    """Whether one of those is taken, if there is one."""
+    """If True, choose one of those if there is any."""
 
     def conditional(self) -> Written:
-        """One that asks whether its row exists, at the clock's time."""
+        """Draw a statement that depends on the existence of its row, at the clock's time."""
         kinds = ["insert", "insert", "columns", "update", *(["row"] if self.schema.clustering_key else [])]
         while True:
             kind = self.draw(st.sampled_from(kinds))
             written = replace(self, sure=kind == "insert")._drawn([kind])
-            keys = {key for each in written.mutations for key in (*each.rows, *each.row_tombstones)}
+            keys = {key for mutation in written.mutations for key in (*mutation.rows, *mutation.row_tombstones)}
             if len(keys) == 1:
                 break
         exists = not written.text.startswith("INSERT")
@@ -262,7 +262,7 @@ class _Drawing:
         return f" USING {' AND '.join(parts)}" if parts else ""
 
     def _row_key(self) -> tuple:
-        """Often one that is known already, so that conditions meet rows that are there."""
+        """Draw a clustering key, often a known one, so that conditions meet existing rows."""
         if self.known and (self.sure or self.draw(st.booleans())):
             return self.draw(st.sampled_from(self.known))
         return self._key(self.schema.clustering_key)
@@ -279,9 +279,9 @@ class _Drawing:
         changes = {column.name: self.draw(_overwrites(column, Microseconds(self.timestamp), ttl)) for column in chosen}
         key = self._row_key()
         keyed = zip((*schema.partition_key, *schema.clustering_key), (*self.partition, *key), strict=True)
-        given = [(column.name, literal(column.type, value)) for column, value in keyed]
-        given += [(name, text.partition(" = ")[2]) for name, (text, _) in changes.items()]
-        names, texts = zip(*given, strict=True)
+        cells = [(column.name, literal(column.type, value)) for column, value in keyed]
+        cells += [(name, text.partition(" = ")[2]) for name, (text, _) in changes.items()]
+        names, texts = zip(*cells, strict=True)
         text = f"INSERT INTO ks.t ({', '.join(names)}) VALUES ({', '.join(texts)}){self._using(ttl)};"
         return Written(text, (self._upsert(key, RowMarker(Microseconds(self.timestamp), ttl), changes),))
 
@@ -361,9 +361,9 @@ class _Drawing:
 
 @st.composite
 def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds, now_us: Microseconds) -> list[Written]:
-    """Writes to the table, alone and in batches, with timestamps within a few µs of `base_us` or with the batch's.
+    """Draw writes to the table, alone and in batches, with timestamps within a few µs of `base_us` or the batch's.
 
-    Among them are conditional ones, which have the clock's time (`now_us` and a µs more each), and changes of options.
+    Some of them are conditional, with the clock's time (`now_us`, one µs more for each); others change CDC options.
     """
     partitions = [
         tuple(draw(values(column.type).filter(lambda value: value != "")) for column in schema.partition_key)
@@ -371,7 +371,7 @@ def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds, now_us:
     ]
     times = st.integers(base_us, base_us + 6)
     written: list[Written] = []
-    asked = 0
+    conditionals = 0
     for _ in range(draw(st.integers(1, 6))):
         kind = draw(st.sampled_from(["write", "write", "write", "write", "conditional", "options"]))
         if kind == "options":
@@ -380,8 +380,8 @@ def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds, now_us:
             written.append(Written(text, (), logs=cdc.enabled))
             continue
         if kind == "conditional":
-            at = Microseconds(now_us + asked)
-            asked += 1
+            at = Microseconds(now_us + conditionals)
+            conditionals += 1
             partition = draw(st.sampled_from(partitions))
             written.append(_Drawing(draw, schema, partition, at, False, _keys_of(written, partition)).conditional())
             continue
@@ -404,23 +404,25 @@ def scripts(draw: st.DrawFn, schema: TableSchema, base_us: Microseconds, now_us:
 
 
 def _keys_of(written: list[Written], partition: tuple) -> tuple[tuple, ...]:
-    """The clustering keys of the rows that statements have written to a partition, in their order."""
-    mutations = (each for statement in written for each in statement.mutations if each.partition_key == partition)
+    """Return the clustering keys of the rows that statements have written to a partition, in order."""
+    mutations = (
+        mutation for statement in written for mutation in statement.mutations if mutation.partition_key == partition
+    )
     return tuple(dict.fromkeys(key for mutation in mutations for key in mutation.rows))
 
 
 def drawn_of(written: Written, before: Sequence[Written]) -> set[str]:
-    """Which of the things that a history is to have a statement has, behind those `before` it."""
+    """Return the features that a history must cover and that a statement has, given the statements `before` it."""
     if written.logs is not None:
         return {"changed options"}
     text, mutations = written.text, written.mutations
     earlier = {time for one in before for time in one.times}
-    found = {
+    features = {
         "a null": re.search(r"\bnull\b", text),
         "an empty collection": re.search(r"\[\]|\{\}", text),
         "a doubled collection": re.search(r"\{([^{}]+), \1\}", text),
-        "a static column": any(each.static for each in mutations),
+        "a static column": any(mutation.static for mutation in mutations),
         "a tie": len({*written.times} - earlier) < len(written.times),
         "a late write": any(key == other and time < later for key, time in written.times for other, later in earlier),
     }
-    return {name for name, there in found.items() if there}
+    return {name for name, is_present in features.items() if is_present}

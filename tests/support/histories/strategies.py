@@ -1,4 +1,4 @@
-"""What hypothesis draws for the rules: tokens, shardings and rings, with the corners where the rules turn."""
+"""Hypothesis strategies for the rules: tokens, shardings and rings, with the corner cases of the rules."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ignored_bits = st.one_of(st.sampled_from([0, 1, 2, 10, 12, 31]), st.integers(0, 
 
 
 def rings(largest: int = 12) -> st.SearchStrategy[dict[int, tuple[int, int]]]:
-    """Rings as token -> (shard_count, ignore_msb) of the owner; in some all ranges are sharded alike."""
+    """Return rings as token -> (shard_count, ignore_msb) of the owner; in some rings all ranges have one sharding."""
     mixed = st.dictionaries(tokens, st.tuples(few_shards, ignored_bits), min_size=1, max_size=largest)
     ends = st.sets(tokens, min_size=1, max_size=largest)
     alike = st.builds(_sharded_alike, ends, st.tuples(few_shards, ignored_bits))

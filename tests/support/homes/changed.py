@@ -1,4 +1,4 @@
-"""A home with a table whose log has full images, and a write of each kind."""
+"""Create a home with a table whose log has full images, and one write of each kind."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ ITEMS = '"alternator_my.table-v2"."my.table-v2$items"'
 
 
 def with_alternator_replica(lake: Lake) -> None:
-    """Give a home with the table of `ALTERNATOR` a replica of two rows, and declare an attribute of each type."""
+    """Add a replica of two rows to a home with the table of `ALTERNATOR`, and declare an attribute of each type."""
     name = ("alternator_my.table-v2", "my.table-v2")
     types = ("S", "N", "B", "BOOL", "SS", "NS", "BS")
     comments = "".join(f'\n-- attribute: {kind} "{kind.lower()} x"' for kind in types)
-    known = cdc_tables.find_cdc_table(lake, *name)
-    change = cdc_tables.request_alteration(lake, Clock(NOW_US), *name, observed=True, ddl=f"{known.ddl}{comments}")
+    table_info = cdc_tables.find_cdc_table(lake, *name)
+    change = cdc_tables.request_alteration(lake, Clock(NOW_US), *name, observed=True, ddl=f"{table_info.ddl}{comments}")
     cdc_tables.record_table_changes(lake, [change])
     schema = read_table_schema(lake, *name)
     values = ['"text"', '"1.5"', '"AP8="', "true", '["b","a"]', '["-1"]', '["AA=="]']
@@ -61,13 +61,14 @@ def with_alternator_replica(lake: Lake) -> None:
     common = {"cdc$inexact": False, "cdc$expires": None, "cdc$slice": 0}
     table = current_table(schema)
     content = [
-        common | {"p": p, "c": c, ":attrs": None if found is None else list(found.items())} for p, c, found in rows
+        common | {"p": p, "c": c, ":attrs": None if attribute_values is None else list(attribute_values.items())}
+        for p, c, attribute_values in rows
     ]
     lake.merge(table, pa.Table.from_pylist(content, schema=table.schema), update=True)
 
 
 def home_with_changes(folder: Path, *texts: str) -> Path:
-    """Commit scripts ten seconds apart; by default a table with a write of each kind in two commits of its log."""
+    """Commit scripts ten seconds apart; by default a table with a write of each kind, in two commits of its log."""
     home = home_with_generations(folder, {ID: SINCE_MS})
     for number, text in enumerate(texts or (TABLE + FIRST, LATER)):
         clock = Clock(Microseconds(NOW_US + number * SECOND_US * 10))

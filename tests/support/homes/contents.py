@@ -1,4 +1,4 @@
-"""What a lake holds, to be held against what another one holds: every row of its tables, in the order of their keys."""
+"""Read the contents of a lake for comparison: all rows of its tables, in key order."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from cdc_platform.delta import Lake
 from cdc_platform.tables import TABLES, Table
 
 BY_THE_MACHINE = frozenset({"machine_marked_at"})
-"""Columns that no clock which is handed in reaches."""
+"""Columns that take the machine's time, whatever clock a command gets."""
 
 
 def contents(
     place: Lake | Path, tables: Iterable[Table] = tuple(TABLES.values()), *, without: Collection[str] = ()
 ) -> dict[str, list[dict[str, Any]]]:
-    """The rows of a lake, or of the lake of a home, by table; `without` are columns that say when rows were written."""
+    """Return the rows of a lake or of a home's lake, by table; `without` names columns that hold write times."""
     lake = place if isinstance(place, Lake) else Lake(place / "lake")
-    found = {}
+    rows_by_table = {}
     for table in tables:
-        # A key is never left out: rows are compared in its order.
+        # A key is never omitted, since rows are compared in key order.
         columns = [name for name in table.schema.names if name not in {*without, *BY_THE_MACHINE}]
         rows = lake.read(table, columns).sort_by([(key, "ascending") for key in table.keys])
-        found[table.full_name] = rows.to_pylist()
-    return found
+        rows_by_table[table.full_name] = rows.to_pylist()
+    return rows_by_table

@@ -1,6 +1,6 @@
-"""Every kind of damage to a table of a home: to its files, to its log, and rows that no program of ours has written.
+"""Every kind of damage to a table of a home: to its files, to its log, and rows of a foreign program.
 
-It writes Delta's log by hand, without any library's checks, so that a damage is exactly the one that is meant.
+The module writes Delta's log by hand, without any library's checks, so that each damage is exactly the intended one.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ BESIDE_LOGS = (
 """The logs of the healthy home, and the copies of their consumers."""
 _STATES = tuple(f"{keyspace}..{name}_scylla_cdc_log.state" for keyspace, name in _LOGGED)
 TABLE_NAMES = (*sorted(TABLES), *BESIDE_LOGS, *_STATES)
-"""Every table that lies in the healthy home."""
+"""Every table of the healthy home."""
 _SCRIPT = """
 INSERT INTO shop.carts (customer, item, count) VALUES ('a', 1, 2);
 INSERT INTO shop.visits (page, seen) VALUES ('a', 1);
@@ -40,12 +40,12 @@ INSERT INTO tabs.sessions (id, agent) VALUES (1, 'x');
 """
 
 Harm = Callable[[Path], bool]
-"""Damages the table in a folder. False: there is nothing of it that could be damaged so, and nothing was."""
+"""Damages the table in a folder. Returns False, without a change, if the table lacks what the damage needs."""
 _NESTED = 5_000
 
 
 def healthy_home(folder: Path) -> Path:
-    """A home with rows in every table, and a state beside each log, in which every invariant holds."""
+    """Create a home with rows in every table and a state beside each log, which passes all checks."""
     home, script = every_table(folder), folder / "script.cql"
     with commit_as(CommitAuthor("a test", "healthy home")):
         Lake(home / "lake").delete(LEFT_OUT, [("said", "!=", "")])
@@ -56,32 +56,32 @@ def healthy_home(folder: Path) -> Path:
 
 
 def folder_of(home: Path, table: str) -> Path:
-    """The folder of a table of a home."""
+    """Return the folder of a table of a home."""
     keyspace, _, name = table.partition(".")
     return home / "lake" / keyspace / name
 
 
 def entries(folder: Path) -> list[Path]:
-    """The entries of a table's log, oldest first."""
+    """Return the entries of a table's log, oldest first."""
     return sorted((folder / "_delta_log").glob("*.json"))
 
 
 def files(folder: Path) -> list[tuple[Path, dict[str, Any]]]:
-    """The data files of a table's newest version, each with the action that added it, in the order of their names."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return the data files of a table's newest version with the actions that added them, by name."""
+    added_files: dict[str, dict[str, Any]] = {}
     for entry in entries(folder):
         for action in map(json.loads, entry.read_text().splitlines()):
             if "add" in action:
-                found[action["add"]["path"]] = action["add"]
+                added_files[action["add"]["path"]] = action["add"]
             elif "remove" in action:
-                found.pop(action["remove"]["path"], None)
+                added_files.pop(action["remove"]["path"], None)
     paths = sorted(map(Path, DeltaTable(folder).file_uris()))
-    by_name = {Path(path).name: add for path, add in found.items()}
+    by_name = {Path(path).name: add for path, add in added_files.items()}
     return [(path, by_name[path.name]) for path in paths]
 
 
 def commit(folder: Path, *actions: Mapping[str, Any], name: str = "WRITE", raw: bytes = b"") -> Path:
-    """Put an entry behind the newest one, as another program would; answers with its file."""
+    """Append a log entry as a foreign program would; return its file."""
     newest = entries(folder)[-1]
     info = {"commitInfo": {"timestamp": 1_800_000_000_000, "operation": name, "engineInfo": "a stranger"}}
     entry = newest.with_name(f"{int(newest.stem) + 1:020d}.json")
@@ -91,12 +91,12 @@ def commit(folder: Path, *actions: Mapping[str, Any], name: str = "WRITE", raw: 
 
 
 def added(folder: Path, rows: pa.Table, like: Mapping[str, Any], **other: Any) -> dict[str, Any]:
-    """Write rows into a file beside another one, of its partition; the action that adds it."""
+    """Write rows into a new file of the same partition; return the action that adds it."""
     path = Path(like["path"]).parent / f"part-{uuid.uuid4()}.parquet"
-    there = folder / "foreign.parquet"
-    pq.write_table(rows, there)
-    size = there.stat().st_size
-    there.rename(folder / unquote(str(path)))
+    new_file = folder / "foreign.parquet"
+    pq.write_table(rows, new_file)
+    size = new_file.stat().st_size
+    new_file.rename(folder / unquote(str(path)))
     action = {
         "path": str(path),
         "partitionValues": like["partitionValues"],
@@ -109,13 +109,13 @@ def added(folder: Path, rows: pa.Table, like: Mapping[str, Any], **other: Any) -
 
 
 def removal(add: Mapping[str, Any]) -> dict[str, Any]:
-    """The action that takes a file out."""
+    """Return the action that removes a file."""
     own = {"deletionTimestamp": 1_800_000_000_000, "dataChange": True, "extendedFileMetadata": True}
     return {"remove": {"path": add["path"], "partitionValues": add["partitionValues"], "size": add["size"]} | own}
 
 
 def _one(folder: Path) -> tuple[Path, dict[str, Any], pa.Table] | None:
-    """The first file with a row, what adds it, and that row."""
+    """Return the first file with a row, the action that adds it, and that row."""
     for path, add in files(folder):
         rows = pq.read_table(path, partitioning=None)
         if rows.num_rows:
@@ -124,7 +124,7 @@ def _one(folder: Path) -> tuple[Path, dict[str, Any], pa.Table] | None:
 
 
 def _changed(value: Any) -> Any:
-    """Another value of the same type."""
+    """Return another value of the same type."""
     if isinstance(value, str):
         return f"{value}x"
     if isinstance(value, bool) or value is None:
@@ -139,7 +139,7 @@ def _changed(value: Any) -> Any:
 
 
 def doubled_row(folder: Path) -> bool:
-    """A row is there twice."""
+    """Add a second copy of a row."""
     if (found := _one(folder)) is None:
         return False
     _, add, row = found
@@ -148,18 +148,18 @@ def doubled_row(folder: Path) -> bool:
 
 
 def foreign_row(folder: Path) -> bool:
-    """A row that differs in every column from one that is there."""
+    """Add a row that differs from an existing one in every column."""
     if (found := _one(folder)) is None:
         return False
     _, add, row = found
     (values,) = row.to_pylist()
-    made = pa.Table.from_pylist([{name: _changed(value) for name, value in values.items()}], schema=row.schema)
-    commit(folder, added(folder, made, add))
+    changed = pa.Table.from_pylist([{name: _changed(value) for name, value in values.items()}], schema=row.schema)
+    commit(folder, added(folder, changed, add))
     return True
 
 
 def null_in_key(folder: Path) -> bool:
-    """A row without any value."""
+    """Add a row without any value."""
     if (found := _one(folder)) is None:
         return False
     _, add, row = found
@@ -170,35 +170,35 @@ def null_in_key(folder: Path) -> bool:
 
 
 def emptied(folder: Path) -> bool:
-    """All files are taken out."""
-    gone = [removal(add) for _, add in files(folder)]
-    if gone:
-        commit(folder, *gone, name="DELETE")
-    return bool(gone)
+    """Remove all files from the table."""
+    removals = [removal(add) for _, add in files(folder)]
+    if removals:
+        commit(folder, *removals, name="DELETE")
+    return bool(removals)
 
 
 def other_schema(folder: Path) -> bool:
-    """The table is overwritten by one of other columns."""
-    gone = [removal(add) for _, add in files(folder)]
+    """Overwrite the table by one with other columns."""
+    removals = [removal(add) for _, add in files(folder)]
     metadata = _metadata(folder)
     field = {"name": "other", "type": "long", "nullable": True, "metadata": {}}
     metadata |= {"schemaString": json.dumps({"type": "struct", "fields": [field]}), "partitionColumns": []}
     metadata["configuration"] = {}
     rows = pa.table({"other": pa.array([1], pa.int64())})
-    commit(folder, {"metaData": metadata}, *gone, added(folder, rows, {"path": "x", "partitionValues": {}}))
+    commit(folder, {"metaData": metadata}, *removals, added(folder, rows, {"path": "x", "partitionValues": {}}))
     return True
 
 
 def other_types(folder: Path) -> bool:
-    """The table is overwritten by one with the same columns of another type."""
-    gone = [removal(add) for _, add in files(folder)]
+    """Overwrite the table by one with the same columns of another type."""
+    removals = [removal(add) for _, add in files(folder)]
     metadata = _metadata(folder)
     fields = json.loads(metadata["schemaString"])["fields"]
-    fields = [{"name": each["name"], "type": "boolean", "nullable": True, "metadata": {}} for each in fields]
+    fields = [{"name": field["name"], "type": "boolean", "nullable": True, "metadata": {}} for field in fields]
     metadata |= {"schemaString": json.dumps({"type": "struct", "fields": fields}), "partitionColumns": []}
     metadata["configuration"] = {}
-    rows = pa.table({each["name"]: pa.array([True]) for each in fields})
-    commit(folder, {"metaData": metadata}, *gone, added(folder, rows, {"path": "x", "partitionValues": {}}))
+    rows = pa.table({field["name"]: pa.array([True]) for field in fields})
+    commit(folder, {"metaData": metadata}, *removals, added(folder, rows, {"path": "x", "partitionValues": {}}))
     return True
 
 
@@ -208,40 +208,40 @@ def _metadata(folder: Path) -> dict[str, Any]:
 
 
 def missing_file(folder: Path) -> bool:
-    """A data file is gone."""
-    if not (found := files(folder)):
+    """Delete a data file."""
+    if not (data_files := files(folder)):
         return False
-    found[0][0].unlink()
+    data_files[0][0].unlink()
     return True
 
 
 def truncated_file(folder: Path) -> bool:
-    """A data file is cut off."""
-    if not (found := files(folder)):
+    """Truncate a data file."""
+    if not (data_files := files(folder)):
         return False
-    found[0][0].write_bytes(found[0][0].read_bytes()[:-9])
+    data_files[0][0].write_bytes(data_files[0][0].read_bytes()[:-9])
     return True
 
 
 def spoiled_file(folder: Path) -> bool:
-    """A data file has as many bytes, and other ones."""
-    if not (found := files(folder)):
+    """Replace the bytes of a data file by the same number of other bytes."""
+    if not (data_files := files(folder)):
         return False
-    found[0][0].write_bytes(b"\xff" * found[0][0].stat().st_size)
+    data_files[0][0].write_bytes(b"\xff" * data_files[0][0].stat().st_size)
     return True
 
 
 def folder_for_file(folder: Path) -> bool:
-    """A directory lies where a data file is due."""
-    if not (found := files(folder)):
+    """Put a directory where a data file should be."""
+    if not (data_files := files(folder)):
         return False
-    found[0][0].unlink()
-    found[0][0].mkdir()
+    data_files[0][0].unlink()
+    data_files[0][0].mkdir()
     return True
 
 
 def folder_for_entry(folder: Path) -> bool:
-    """A directory lies where the newest entry of the log is due."""
+    """Put a directory where the newest entry of the log should be."""
     newest = entries(folder)[-1]
     newest.unlink()
     newest.mkdir()
@@ -249,20 +249,20 @@ def folder_for_entry(folder: Path) -> bool:
 
 
 def file_for_log(folder: Path) -> bool:
-    """A file lies where the folder of the log is due."""
+    """Put a file where the log's folder should be."""
     shutil.rmtree(folder / "_delta_log")
     (folder / "_delta_log").write_bytes(b"\n")
     return True
 
 
 def missing_log(folder: Path) -> bool:
-    """The log is gone."""
+    """Delete the log."""
     shutil.rmtree(folder / "_delta_log")
     return True
 
 
 def missing_entry(folder: Path) -> bool:
-    """An entry in the middle of the log is gone."""
+    """Delete an entry in the middle of the log."""
     every = entries(folder)
     if len(every) < 3:
         return False
@@ -271,46 +271,46 @@ def missing_entry(folder: Path) -> bool:
 
 
 def missing_first_entry(folder: Path) -> bool:
-    """The log's first entry is gone."""
+    """Delete the log's first entry."""
     entries(folder)[0].unlink()
     return True
 
 
 def garbage_entry(folder: Path) -> bool:
-    """The newest entry has a line that is no JSON."""
+    """Add a line of invalid JSON to the newest entry."""
     newest = entries(folder)[-1]
     newest.write_bytes(newest.read_bytes() + b'{"add": {"path": \n')
     return True
 
 
 def bytes_entry(folder: Path) -> bool:
-    """The newest entry has bytes that are no UTF-8."""
+    """Add bytes of invalid UTF-8 to the newest entry."""
     newest = entries(folder)[-1]
     newest.write_bytes(newest.read_bytes() + b'{"commitInfo": {"x": "\xff\xfe"}}\n')
     return True
 
 
 def cut_entry(folder: Path) -> bool:
-    """The newest entry is cut off in the middle of a line."""
+    """Truncate the newest entry in the middle of a line."""
     newest = entries(folder)[-1]
     newest.write_bytes(newest.read_bytes()[:50])
     return True
 
 
 def empty_entry(folder: Path) -> bool:
-    """The newest entry is empty."""
+    """Empty the newest entry."""
     entries(folder)[-1].write_bytes(b"")
     return True
 
 
 def deep_entry(folder: Path) -> bool:
-    """The newest entry's `commitInfo` is nested five thousand deep."""
+    """Add an entry whose `commitInfo` is nested five thousand levels deep."""
     commit(folder, raw=b'{"commitInfo": ' + b'{"a":' * _NESTED + b"1" + b"}" * _NESTED + b"}")
     return True
 
 
 def deep_envelope(folder: Path) -> bool:
-    """A row is there twice, by a commit whose envelope is nested five thousand deep."""
+    """Add a second copy of a row by a commit whose CommitInfo is nested five thousand levels deep."""
     if (found := _one(folder)) is None:
         return False
     _, add, row = found
@@ -319,33 +319,33 @@ def deep_envelope(folder: Path) -> bool:
 
 
 def odd_actions(folder: Path) -> bool:
-    """The newest entry has actions of other types than they are."""
+    """Add an entry with actions of wrong types."""
     commit(folder, {"commitInfo": [1, 2]}, {"add": 7}, {"metaData": "x"})
     return True
 
 
 def newer_protocol(folder: Path) -> bool:
-    """The table asks for a reader of the future."""
+    """Require a reader version of the future."""
     commit(folder, {"protocol": {"minReaderVersion": 99, "minWriterVersion": 99}})
     return True
 
 
 def unknown_feature(folder: Path) -> bool:
-    """The table asks for a feature that the platform never turns on."""
+    """Require a table feature that the platform never enables."""
     features = {"readerFeatures": ["deletionVectors"], "writerFeatures": ["deletionVectors"]}
     commit(folder, {"protocol": {"minReaderVersion": 3, "minWriterVersion": 7} | features})
     return True
 
 
 def far_version(folder: Path) -> bool:
-    """The log has an entry of a version that is far ahead."""
+    """Add an entry with a version far ahead."""
     newest = entries(folder)[-1]
     newest.with_name(f"{10**15:020d}.json").write_bytes(newest.read_bytes())
     return True
 
 
 def checkpoint(folder: Path) -> bool:
-    """The newest checkpoint is no Parquet file, and `_last_checkpoint` names it."""
+    """Make the newest checkpoint an invalid Parquet file that `_last_checkpoint` names."""
     newest = entries(folder)[-1]
     newest.with_name(f"{newest.stem}.checkpoint.parquet").write_bytes(b"PAR1 garbage PAR1")
     (newest.parent / "_last_checkpoint").write_text(json.dumps({"version": int(newest.stem), "size": 3}))
@@ -353,13 +353,13 @@ def checkpoint(folder: Path) -> bool:
 
 
 def pointer(folder: Path) -> bool:
-    """`_last_checkpoint` is no JSON."""
+    """Make `_last_checkpoint` invalid JSON."""
     (folder / "_delta_log/_last_checkpoint").write_bytes(b"\xff garbage")
     return True
 
 
 def stray_pointer(folder: Path) -> bool:
-    """`_last_checkpoint` names a checkpoint that is not there."""
+    """Let `_last_checkpoint` name a checkpoint that does not exist."""
     (folder / "_delta_log/_last_checkpoint").write_text(json.dumps({"version": 1, "size": 3}))
     return True
 
@@ -376,8 +376,8 @@ def _path(path: str) -> Harm:
 
 
 DAMAGES: Mapping[str, Harm] = {
-    each.__name__.replace("_", "-"): each
-    for each in (
+    harm.__name__.replace("_", "-"): harm
+    for harm in (
         *(doubled_row, foreign_row, null_in_key, emptied, other_schema, other_types),
         *(missing_file, truncated_file, spoiled_file, folder_for_file, folder_for_entry, file_for_log, missing_log),
         *(missing_entry, missing_first_entry, garbage_entry, bytes_entry, cut_entry, empty_entry, deep_entry),
@@ -393,11 +393,11 @@ DAMAGES: Mapping[str, Harm] = {
     "path-quoted-up": _path("%2e%2e/%2e%2e/home.json"),
     "path-with-null": _path("a\u0000b.parquet"),
 }
-"""Every kind of damage by its name."""
+"""Every kind of damage, by name."""
 OF_ROWS = frozenset(
     {"doubled-row", "foreign-row", "null-in-key", "emptied", "other-schema", "other-types", "deep-envelope"}
 )
-"""The kinds after which a table can be read and has other rows."""
+"""The kinds that leave a readable table with other rows."""
 FOREIGN = OF_ROWS | {"deep-entry", "odd-actions", "newer-protocol", "unknown-feature"}
 FOREIGN |= {name for name in DAMAGES if name.startswith("path-")}
-"""The kinds that are a commit of a stranger, behind all of the platform's own."""
+"""The kinds that are a foreign commit behind all of the platform's own."""

@@ -1,4 +1,4 @@
-"""Every command that needs no live cluster, on a home in which it has something to do."""
+"""Run every command that needs no live cluster on a home in which it has work to do."""
 
 from __future__ import annotations
 
@@ -39,9 +39,9 @@ ACKS = tuple(f"switch ack {{generation}} --node {host(number)}" for number in (1
 
 @dataclass(frozen=True)
 class Asked:
-    """A command on a home of `homes.questions`, or `SWITCHING`, at a time, behind others that have been run there.
+    """A command on a home of `homes.questions` or on `SWITCHING`, at a time, after other commands.
 
-    `{files}` is a folder of its own, `{home}` the home's name, `{generation}` that of a switch.
+    `{files}` is the command's own folder, `{home}` the home's name, `{generation}` the generation of a switch.
     """
 
     home: str
@@ -120,17 +120,17 @@ CASES = [
 ]
 
 _OWN = frozenset({"generation_id", "event_id", "id", "uuid", "streams", "content", "machine_marked_at"})
-"""Columns that are drawn at random, by the names of files or by the clock of the machine."""
+"""Columns with random values, names of files or the machine's time."""
 
 
 def path_of(line: str) -> str:
-    """The command itself, of the words of its line."""
-    words, known = line.split(), paths_of(program)
-    return next(path for path in (" ".join(words[:2]), words[0]) if path in known)
+    """Return the command itself from the words of its line."""
+    words, paths = line.split(), paths_of(program)
+    return next(path for path in (" ".join(words[:2]), words[0]) if path in paths)
 
 
 def home_of(asked: Asked, place: Path) -> Path:
-    """Make the home of a case in a folder; commands that come before it have not run yet."""
+    """Create the home of a case in a folder, before the commands that the case runs first."""
     if asked.home != SWITCHING:
         return home_for(place, asked.home) / HOME
     folder = open_home_location(place / HOME).path
@@ -139,7 +139,7 @@ def home_of(asked: Asked, place: Path) -> Path:
 
 
 def words_of(line: str, ms: Milliseconds, home: str, files: Path) -> list[str]:
-    """The arguments of the program for a command at a time."""
+    """Return the program's arguments for a command at a time."""
     generation = ""
     if "{generation}" in line:
         generation = run("--home", home, "switch", "show", "--json").rows[0]["generation_id"]
@@ -153,7 +153,7 @@ def ask(line: str, ms: Milliseconds, home: str, files: Path) -> Answer:
 
 
 def write_files(files: Path, beside: Path) -> None:
-    """What the commands are given, in a new folder, with what the page of the home has beside it."""
+    """Write the commands' input files into a new folder, with the files that the home's page has beside it."""
     files.mkdir()
     (files / "node.json").write_text(node_text(9, 4, 2), encoding="utf-8")
     (files / "ends.json").write_text(json.dumps([0, 2**63 - 1]), encoding="utf-8")
@@ -171,11 +171,11 @@ def write_files(files: Path, beside: Path) -> None:
 
 
 def rows_of(lake: Lake) -> dict[str, list[str]]:
-    """Every row of every table of a lake, without what is drawn at random."""
-    found = {}
+    """Return every row of every table of a lake, without random values."""
+    rows_by_table = {}
     for keyspace, name in list_stored_tables(lake):
         table = Table(keyspace, name, pa.schema([]), (), "")
-        some = lake.read_version(table, lake.version(table) or 0).to_pylist()
-        kept = ({n: v for n, v in row.items() if n not in _OWN} for row in some)
-        found[f"{keyspace}.{name}"] = sorted(repr(sorted(row.items())) for row in kept)
-    return found
+        stored_rows = lake.read_version(table, lake.version(table) or 0).to_pylist()
+        compared = ({n: v for n, v in row.items() if n not in _OWN} for row in stored_rows)
+        rows_by_table[f"{keyspace}.{name}"] = sorted(repr(sorted(row.items())) for row in compared)
+    return rows_by_table

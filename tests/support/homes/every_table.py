@@ -1,6 +1,6 @@
-"""A lake in which every table of the platform has rows, all written by the program of today; logs and sinks as well.
+"""A lake with rows in every table of the platform, written by the current program, including logs and sinks.
 
-The rows are those of a home that an earlier program left (tests/data/homes), since they fit each other.
+The rows come from a home that an earlier program left (tests/data/homes), since those are consistent.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ LOGS = ("shop.carts_scylla_cdc_log", "shop.carts_scylla_cdc_log_audit", "shop.ca
 
 
 def every_table(folder: Path) -> Path:
-    """A home whose lake has a row in each declared table; answers with its folder."""
+    """Create a home whose lake has a row in each declared table; return its folder."""
     home = rewritten(unpack(RELEASE, folder / "old") / "cluster", folder / "home")
     lake = Lake(home / "lake")
     with commit_as(CommitAuthor("a test", "every table")):
@@ -72,7 +72,7 @@ def every_table(folder: Path) -> Path:
 
 
 def rewritten(old: Path, home: Path) -> Path:
-    """Write the rows of another home's tables with today's program, each table in two commits; return the new home."""
+    """Write the rows of another home's tables with the current program, two commits per table; return the new home."""
     home.mkdir()
     if (old / "settings.toml").exists():
         (home / "settings.toml").write_bytes((old / "settings.toml").read_bytes())
@@ -82,22 +82,24 @@ def rewritten(old: Path, home: Path) -> Path:
             table = _table(folder)
             lake.ensure(table)
             rows = before.read(table)
-            # Two commits, so that a digest has one before it.
+            # Two commits, so that the second digest has a predecessor.
             for number, part in enumerate((rows.slice(0, 1), rows.slice(1)), 1):
                 lake.append_once(table, part, {"copy": number}, number - 1 or None)
     return home
 
 
-def _table(place: Path) -> Table:
-    name = f"{place.parent.name}.{place.name}"
+def _table(folder: Path) -> Table:
+    name = f"{folder.parent.name}.{folder.name}"
     keys = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
     if name in TABLES:
         return TABLES[name]
-    return Table(place.parent.name, place.name, pa.schema(DeltaTable(place).schema()), keys, "A log, or a sink of one")
+    return Table(
+        folder.parent.name, folder.name, pa.schema(DeltaTable(folder).schema()), keys, "A log, or a sink of one"
+    )
 
 
 def _passed_over(lake: Lake) -> pa.Table:
-    """A note of a consumer that is known, as of a time at which no generation began."""
+    """Return a record that a registered consumer skipped a stream set, at a time at which no generation began."""
     consumer = lake.read(CONSUMERS).to_pylist()[0]
     row = {name: consumer[name] for name in ("name", "keyspace_name", "table_name")}
     row |= {"set_timestamp": consumer["updated_at"], "passed_at": consumer["updated_at"]}
@@ -120,7 +122,7 @@ def _verdict(lake: Lake) -> pa.Table:
 
 
 def _counts(lake: Lake) -> pa.Table:
-    """The counts behind the verdict."""
+    """Return the counts behind the verdict."""
     verdict = _verdict(lake).to_pylist()[0]
     row = {name: verdict[name] for name in ("generation_id", "step", "content", "invariants")}
     row |= {"populations": [4], "violations": [0], "unjudged": [0], "samples": [""]}

@@ -1,4 +1,4 @@
-"""A home with everything that consumers meet: a V1 rewrite, three joins, a tablet split, and changes all along."""
+"""A home with all that consumers encounter: a V1 rewrite, three joins, a tablet split, and changes throughout."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ CREATE TABLE {table} (p int, k int, v int, tags set<text>, PRIMARY KEY (p, k))
 
 
 def eventful(folder: Path) -> Path:
-    """Make the home; it begins forty minutes ago, and the last change is a minute old."""
+    """Create the home; it begins forty minutes ago, and its last change is one minute old."""
     home = folder / "home"
     begun = Milliseconds(Clock().now_ms() - 40 * MINUTE_MS)
     lake = Lake(open_home_location(home).lake)
@@ -45,16 +45,16 @@ def eventful(folder: Path) -> Path:
     for number in (1, 2, 3):
         at = begun + (4 + 7 * number) * MINUTE_MS
         tokens = [number * 1_111_111_111_111_111_111, -number * 2_222_222_222_222_222_222]
-        said = node_fields(number + 10, tokens=tokens, features=["CDC_GENERATIONS_V2"])
+        fields = node_fields(number + 10, tokens=tokens, features=["CDC_GENERATIONS_V2"])
         file = folder / f"node{number}.json"
-        file.write_text(json.dumps(said), encoding="utf-8")
+        file.write_text(json.dumps(fields), encoding="utf-8")
         _run(home, at, "bootstrap", str(file), "--run")
         _write(home, folder, at + 3 * MINUTE_MS, TABLE)
     return home
 
 
 def _write(home: Path, folder: Path, at: int, table: str) -> None:
-    """Single rows, batches of several, deletions: each at a time of its own, from a minute before to a minute after."""
+    """Write single rows, batches and deletions, each at its own time, from a minute before to a minute after `at`."""
     lines = []
     for number in range(CHANGES):
         when = (at + (number - CHANGES // 2) * 5_000) * 1_000

@@ -1,4 +1,4 @@
-"""Changes to the rows of a table as another program makes them: with plain deltalake, past the platform's rules."""
+"""Change the rows of a table as a foreign program does: with plain deltalake, past the platform's rules."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from cdc_platform.tables import Table
 
 
 def rows_of(folder: Path) -> list[dict[str, Any]]:
-    """The rows as another reader of Delta has them."""
+    """Return the rows as another reader of Delta sees them."""
     return pa.table(DeltaTable(folder).to_pyarrow_table()).to_pylist()
 
 
 def rewrite(folder: Path, rows: list[dict[str, Any]]) -> None:
-    """Put these rows in the place of all."""
+    """Replace all rows by these."""
     opened = DeltaTable(folder)
     if opened.metadata().configuration.get("delta.appendOnly") == "true":
         opened.alter.set_table_properties({"delta.appendOnly": "false"})
@@ -30,7 +30,7 @@ def rewrite(folder: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def changed_row(folder: Path) -> None:
-    """Update the last column of the first row whose rules let another value in."""
+    """Update the last column of the first row whose constraints permit another value."""
     first, *rest = rows_of(folder)
     for name, value in reversed(first.items()):
         try:
@@ -56,15 +56,17 @@ CHANGES: dict[str, Callable[[Path], None]] = {
     "a doubled row": doubled_row,
     "a DELETE": removed_row,
 }
-"""Every change by its name."""
+"""Every change, by name."""
 
 
 def complaint_about(lake: Lake, table: Table) -> str:
-    """What `check` says of the rows of a table."""
-    found = [each for each in audit_stored(verify_tables(lake, deep=True)) if each.invariant == ROWS_AS_COMMITTED]
-    (said,) = [each.sample for each in found]
-    assert said.startswith(table.full_name), f"check says of {table.full_name}: {said}"
-    return said
+    """Return what `check` reports about the rows of a table."""
+    failed = [
+        result for result in audit_stored(verify_tables(lake, deep=True)) if result.invariant == ROWS_AS_COMMITTED
+    ]
+    (message,) = [result.sample for result in failed]
+    assert message.startswith(table.full_name), f"check says of {table.full_name}: {message}"
+    return message
 
 
 def _other(value: Any) -> Any:

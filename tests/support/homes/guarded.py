@@ -1,4 +1,4 @@
-"""What is tried at a home in which nothing may be built: every way of writing a table, every sensor and schedule."""
+"""Everything that writes, for tests of a read-only home: every way to write a table, every sensor and schedule."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def ways_of_writing(lake: Lake) -> list[Callable[[], Any]]:
-    """Each of a lake's own ways, of rows that could be written; the lake has published streams."""
+    """Return each write method of a lake with valid rows; the lake has published streams."""
     one = lake.read(STREAMS_DESCRIPTIONS_V2).slice(0, 1)
     cell = {"time": one["time"][0].as_py()}
     return [
@@ -43,13 +43,13 @@ def _no_session() -> SparkSession:
 
 
 def ticks() -> dict[str, SensorDefinition | ScheduleDefinition]:
-    """Every sensor and schedule of the code location by its name."""
+    """Return every sensor and schedule of the code location, by name."""
     repository = defs.get_repository_def()
-    return {each.name: each for each in (*repository.sensor_defs, *repository.schedule_defs)}
+    return {definition.name: definition for definition in (*repository.sensor_defs, *repository.schedule_defs)}
 
 
 def answer_of(name: str) -> Any:
-    """What a tick of one of them answers, in the home that the environment names."""
+    """Return the result of a tick of one of them, in the home that the environment names."""
     tick = ticks()[name]
     with DagsterInstance.ephemeral() as instance:
         resources = {key: value for key, value in (defs.resources or {}).items() if key != "spark"}

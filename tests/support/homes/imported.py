@@ -1,4 +1,4 @@
-"""Homes into which generations were imported, as exports of a cluster bring them."""
+"""Homes with generations that were imported from exports of a cluster."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc_platform.clock import Milliseconds
 
 
 def home_with_generations(folder: Path, times_ms: Mapping[str, Milliseconds], **more: str) -> Path:
-    """Make the home in `folder`, with generations of these IDs and times, see `export_of_generations`."""
+    """Create the home in `folder`, with generations of these IDs and times (see `export_of_generations`)."""
     home = folder / "home"
     answer = run("--home", home, "import", *export_of_generations(folder, times_ms, **more))
     assert answer.exit_code == 0, answer.stderr
@@ -22,7 +22,7 @@ def home_with_generations(folder: Path, times_ms: Mapping[str, Milliseconds], **
 def export_of_generations(folder: Path, times_ms: Mapping[str, Milliseconds], **more: str) -> list[Path]:
     """Write files from which these generations can be imported.
 
-    `more` are the texts of other files that are imported with them, by name without the ending: JSON.
+    `more` are the texts of other JSON files to import, by name without extension.
     """
     described = {id_: generation(id_) for id_ in times_ms}
     files = {f"{name}.json": text for name, text in more.items()} | {

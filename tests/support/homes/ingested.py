@@ -21,7 +21,7 @@ TTL_SECONDS = 400
 
 @dataclass(frozen=True)
 class ReadLog:
-    """A table with CDC, its TTL (s), and how many windows of its log were read; None: it was never ingested."""
+    """A table with CDC, its TTL (s), and how many windows of its log were read (None: it was never ingested)."""
 
     table: str
     ttl_seconds: int = TTL_SECONDS
@@ -32,7 +32,7 @@ class ReadLog:
 
 
 def ingested_home(place: Path | str, logs: Sequence[ReadLog], name: str = "prod") -> tuple[HomeLocation, ScyllaCluster]:
-    """Register a cluster whose home has these tables of the keyspace `shop`, and return both."""
+    """Register a cluster whose home has these tables of the keyspace `shop`; return both."""
     home = open_home_location(place)
     cluster = registry.add_cluster(home, name, Connection(contacts=("127.0.0.1:1",)))
     lake = Lake(cluster.open_home().lake)

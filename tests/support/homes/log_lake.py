@@ -1,4 +1,4 @@
-"""Logs in a lake: over two generations, over the split of a tablet-based table; read as rows, and put back damaged."""
+"""Logs in a lake over two generations and over the split of a tablet-based table; read as rows and stored damaged."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ START_US, SWITCH_US = parse_time_us(FIRST), parse_time_us(SECOND)
 DDL = """CREATE TABLE ks.{} (p int, k int, v int, m map<int, text>, PRIMARY KEY (p, k))
     WITH cdc = {{'enabled': 'true'}};"""
 BATCHES = 40
-"""Writes to each log, half of them before the switch; one in four leaves three log rows, the others one."""
+"""Writes to each log, half of them before the switch; every fourth write makes three log rows, the others one."""
 ROWS = BATCHES // 4 * 6
 Row = dict[str, Any]
 
 
 def split(lake: Lake) -> None:
-    """A table of two tablets that become four, and its log."""
+    """Create a table whose two tablets are split into four, with its log."""
     created, split = Clock(Microseconds(START_US + 5_000_000)), Clock(Microseconds(SWITCH_US - 65_000_000))
     tablets.create_tablets(lake, created, Settings(), "ks", "tabs", uniform_tablet_ends(2), ttl_seconds=86_400)
     tablets.split_tablets(lake, split, Settings(), "ks", "tabs", 4)
@@ -38,7 +38,7 @@ def split(lake: Lake) -> None:
 
 
 def write(lake: Lake, table: str) -> None:
-    """Log writes of both halves of the time, each half in a file."""
+    """Log writes of both halves of the time, one file per half."""
     schema = read_table_schema(lake, "ks", table)
     streams = get_stream_lookup(lake, schema)
     for half, begin in enumerate((START_US, SWITCH_US)):
@@ -56,13 +56,13 @@ def _write(number: int, at_us: Microseconds) -> Row:
 
 
 def rows_of(lake: Lake, table: str = "t") -> list[Row]:
-    """The rows of a log, oldest first."""
+    """Return the rows of a log, oldest first."""
     order = [(WRITTEN_AT, "ascending"), ("cdc$batch_seq_no", "ascending")]
     return lake.read(log_table(read_table_schema(lake, "ks", table))).sort_by(order).to_pylist()
 
 
 def put(lake: Lake, rows: list[Row], table: str = "t") -> None:
-    """Put rows in place of all rows of a log."""
+    """Replace all rows of a log."""
     declared = log_table(read_table_schema(lake, "ks", table))
     fields = pa.schema([field.with_nullable(True) for field in declared.schema.remove_metadata()])
     opened = DeltaTable(lake.path(declared))
@@ -70,7 +70,7 @@ def put(lake: Lake, rows: list[Row], table: str = "t") -> None:
 
 
 def alone(rows: list[Row], *, late: bool = False) -> Row:
-    """A row that is a batch of its own, before the switch or after it."""
+    """Return a row that is a batch by itself, from before the switch or after it."""
     return next(
         row
         for row in rows
@@ -81,6 +81,6 @@ def alone(rows: list[Row], *, late: bool = False) -> Row:
 
 
 def three(rows: list[Row]) -> list[Row]:
-    """The rows of a batch of three."""
-    at = next(place for place, row in enumerate(rows) if row["cdc$batch_seq_no"] == 2)
+    """Return the rows of a batch of three."""
+    at = next(index for index, row in enumerate(rows) if row["cdc$batch_seq_no"] == 2)
     return rows[at - 2 : at + 1]

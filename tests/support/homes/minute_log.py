@@ -1,4 +1,4 @@
-"""A CDC log as an ingest of one window a minute leaves it, written commit by commit without an ingest."""
+"""A CDC log as ingests of one window per minute leave it, written commit by commit without an ingest."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ APPLICATION = "consumer"
 
 @dataclass(frozen=True)
 class MinuteLog:
-    """A log with one commit a minute: `minutes` of them from `start_us` (µs) on, of `rows` rows each."""
+    """A log with one commit per minute: `minutes` of them from `start_us` (µs), with `rows` rows each."""
 
     start_us: Microseconds
     minutes: int
@@ -38,16 +38,16 @@ class MinuteLog:
 
     @property
     def end_us(self) -> Microseconds:
-        """When the last minute ends (µs)."""
+        """Return the end of the last minute (µs)."""
         return Microseconds(self.start_us + self.minutes * MINUTE_US)
 
     @property
     def table(self) -> Table:
-        """The table of the log."""
+        """Return the table of the log."""
         return log_table(SCHEMA)
 
     def minutes_of(self, first: int, count: int) -> pa.Table:
-        """The rows of some minutes, with their number as the column `minute`."""
+        """Return the rows of `count` minutes, with the minute's number in the column `minute`."""
         numbers = np.arange(first * self.rows, (first + count) * self.rows)
         times = self.start_us + numbers * (MINUTE_US // self.rows)
         columns = {
@@ -71,7 +71,7 @@ class MinuteLog:
         return pa.Table.from_arrays(arrays, schema=fields).append_column("minute", pa.array(numbers // self.rows))
 
     def write(self, lake: Lake, first: int = 0) -> None:
-        """Append the minutes from `first` on to the log, each in a commit with its digest; then a checkpoint."""
+        """Append the minutes from `first` on, each in a commit with its digest, and then write a checkpoint."""
         table = self.table
         lake.ensure(table)
         folder, version = Path(lake.path(table)), (lake.version(table) or 0) + 1
@@ -91,7 +91,7 @@ class MinuteLog:
 
 
 _BLOCK = 60
-"""Minutes that are made up at once."""
+"""Minutes that are generated at once."""
 
 
 def _commit(folder: Path, version: int, rows: pa.Table, digest: int, number: int) -> None:

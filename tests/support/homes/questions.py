@@ -1,6 +1,6 @@
-"""Homes that have the problems of which the pages of docs/questions tell, by the name that stands in a page's head.
+"""Homes with the problems that the pages of docs/questions describe, by the name in a page's head.
 
-Each is a folder of its own, in which the page's commands run: the home is `.cdc-platform` in it, files lie beside it.
+Each is a folder in which the page's commands run: the home is `.cdc-platform` in it, with files beside it.
 """
 
 from __future__ import annotations
@@ -43,11 +43,11 @@ HOME = ".cdc-platform"
 
 
 def home_for(folder: Path, name: str) -> Path:
-    """Make the home of a page in `folder`; answers with the folder of its own in which its commands run."""
-    place = folder / name.replace(" ", "_")
-    place.mkdir()
-    PROBLEMS[name](place)
-    return place
+    """Create the home of a page in `folder`; return the new folder in which its commands run."""
+    page_folder = folder / name.replace(" ", "_")
+    page_folder.mkdir()
+    PROBLEMS[name](page_folder)
+    return page_folder
 
 
 def _lake(place: Path) -> Lake:
@@ -61,20 +61,20 @@ def _node(number: int, tokens: int, shards: int) -> Node:
 
 
 def _timeline(place: Path, name: str, nodes: Iterable[int] = ()) -> Lake:
-    """A home of `timelines`, with these nodes as the ring."""
+    """Create a home of `timelines`, with these nodes as the ring."""
     timelines.home_of(place, name).rename(place / HOME)
     ring_of(_lake(place), nodes)
     return _lake(place)
 
 
 def _resharded(place: Path, name: str, number: int, shards: int) -> None:
-    """A generation of two nodes, of which one has another number of shards in the ring by now."""
+    """Create a generation of two nodes of which one now has another number of shards in the ring."""
     lake = _timeline(place, name, [1])
     write_nodes(lake, [dataclasses.replace(parse_node(number), shard_count=shards)])
 
 
 def _rewritten(lake: Lake, table: Table, change: Callable[[list[dict[str, Any]]], None]) -> None:
-    """Put changed rows in place of all rows of a table, as strangers or a broken export leave them."""
+    """Replace all rows of a table by changed ones, as foreign programs or a broken export leave them."""
     rows = lake.read(table).to_pylist()
     change(rows)
     opened = DeltaTable(lake.path(table))
@@ -82,19 +82,19 @@ def _rewritten(lake: Lake, table: Table, change: Callable[[list[dict[str, Any]]]
 
 
 def _logged(place: Path, statements: str, clock: str) -> None:
-    """Keep what CQL statements leave in the log."""
+    """Store the log rows of CQL statements."""
     (place / "statements.cql").write_text(statements, encoding="utf-8")
     answer = run("--home", place / HOME, "--clock", clock, "cql", "run", place / "statements.cql", "--apply")
     assert answer.exit_code == 0, answer.stderr
 
 
 def empty_cluster(place: Path) -> None:
-    """One node of 256 tokens and two shards; nobody has said anything of tables."""
+    """One node of 256 tokens and two shards; no CDC tables are declared."""
     write_nodes(_lake(place), [_node(1, 256, 2)])
 
 
 def old_generations(place: Path) -> None:
-    """Four generations, a day apart, and a table that lowered its TTL in the second one; the first is marked."""
+    """Four generations, one per day, and a table that lowered its TTL in the second one; the first is marked."""
     imported = expiring.import_generations(place)
     imported.rename(place / HOME)
     lake = _lake(place)
@@ -108,7 +108,7 @@ def old_generations(place: Path) -> None:
 
 
 def stream_history(place: Path) -> None:
-    """A tablet-based table that was split twice, each time a day later."""
+    """A tablet-based table that was split twice, one day apart."""
     lake, settings = _lake(place), Settings()
     begin = parse_time_us("2026-01-31T12:00:05Z")
     tablets.create_tablets(lake, Clock(begin), settings, "shop", "orders", uniform_tablet_ends(2), ttl_seconds=86_400)
@@ -122,7 +122,7 @@ def just_booted(place: Path) -> None:
 
 
 def gossiped_alone(place: Path) -> None:
-    """A node names a generation that nobody has the description of."""
+    """A node names a generation that no table describes."""
     _timeline(place, "named_by_node", [1])
 
 
@@ -137,24 +137,24 @@ def nodes_left(place: Path) -> None:
 
 
 def skewed(place: Path) -> None:
-    """A generation of one node, and a second node that is in the ring."""
+    """A generation of one node, and a second node in the ring."""
     _timeline(place, "plain", [1, 2])
 
 
 def more_cores(place: Path) -> None:
-    """A generation that was made for a node of two shards, which has three now."""
+    """A generation for a node of two shards, which has three now."""
     _resharded(place, "plain", 1, 3)
 
 
 def never_described(place: Path) -> None:
-    """A second generation that the ledger has, and of which no row is in the table that describes it."""
+    """A second generation in the ledger without any row in the table of descriptions."""
     lake = _timeline(place, "introduced", [1, 2])
-    gone = timelines.uuid_of(timelines.SECOND_MS)
-    lake.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", gone)])
+    generation_id = timelines.uuid_of(timelines.SECOND_MS)
+    lake.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", generation_id)])
 
 
 def rows_missing(place: Path) -> None:
-    """Three generations, of the last of which readers can see the timestamp and nine of twelve rows."""
+    """Three generations; readers see the timestamp and nine of twelve rows of the last one."""
     lake = _timeline(place, "three", [1, 2, 3])
     last = datetime_from_ms(timelines.THIRD_MS)
 
@@ -167,7 +167,7 @@ def rows_missing(place: Path) -> None:
 
 
 def tablets_split(place: Path) -> None:
-    """A table of two tablets that are split into four."""
+    """A table whose two tablets are split into four."""
     lake, settings = _lake(place), Settings()
     begin = parse_time_us("2026-01-31T12:00:05Z")
     tablets.create_tablets(lake, Clock(begin), settings, "shop", "orders", uniform_tablet_ends(2), ttl_seconds=86_400)
@@ -175,12 +175,12 @@ def tablets_split(place: Path) -> None:
 
 
 def not_published(place: Path) -> None:
-    """A second generation by which nodes go and which clients have not been shown."""
+    """A second generation that nodes use and that is not published to clients."""
     _timeline(place, "introduced", [1, 2])
 
 
 def unknown_shards(place: Path) -> None:
-    """A generation of which one range was made as if its owner had one shard (scylladb#6223)."""
+    """A generation in which one range was made as if its owner had one shard (scylladb#6223)."""
     lake = _timeline(place, "plain", [1])
 
     def fewer(rows: list[dict[str, Any]]) -> None:
@@ -191,14 +191,14 @@ def unknown_shards(place: Path) -> None:
 
 
 def two_hundred_nodes(place: Path) -> None:
-    """A ring of 199 nodes with 256 tokens and 64 shards each, and the step that adds another."""
+    """A ring of 199 nodes with 256 tokens and 64 shards each, and the step that adds another node."""
     write_nodes(_lake(place), [_node(number, 256, 64) for number in range(1, 200)])
     steps = [{"add": {"num_tokens": 256, "shard_count": 64}}]
     (place / "one-more.json").write_text(json.dumps(steps), encoding="utf-8")
 
 
 def old_ids(place: Path) -> None:
-    """A generation of which one stream ID is older than the version field."""
+    """A generation with one stream ID that is older than the version field."""
     lake = _timeline(place, "plain", [1])
 
     def older(rows: list[dict[str, Any]]) -> None:
@@ -209,22 +209,24 @@ def old_ids(place: Path) -> None:
 
 
 def dead_checkpoints(place: Path) -> None:
-    """A generation that was removed although a consumer stands in it; and what a Go client kept of it."""
+    """A generation that was removed although a consumer's position is in it, and the checkpoints of a Go client."""
     lake = _timeline(place, "removed", [1])
     first, second = timelines.FIRST_MS, timelines.SECOND_MS
     for name, at in (("audit", first), ("search", second)):
         consumers.register_consumer(
             lake, expiring.at(first), name, "ks", "t", position_us=us_from_ms(Milliseconds(at + 60_000))
         )
-    kept = [(expiring.iso(each), f"0x{number:032x}", "") for each in (first, second) for number in range(3)]
-    rows = [("0001-01-01 00:00:00+0000", "0x", expiring.iso(second)), *kept]
+    checkpoints = [
+        (expiring.iso(time_ms), f"0x{number:032x}", "") for time_ms in (first, second) for number in range(3)
+    ]
+    rows = [("0001-01-01 00:00:00+0000", "0x", expiring.iso(second)), *checkpoints]
     lines = [f"{when},app,ks.t,{stream},{current}," for when, stream, current in rows]
     head = "generation,application_name,table_name,stream_id,current_generation,last_timestamp"
     (place / "cdc_progress.csv").write_text("\n".join([head, *lines, ""]), encoding="utf-8")
 
 
 def lost_batch(place: Path) -> None:
-    """A log with two readers, of which one and the log have lost a batch as a whole since; and its base table."""
+    """A log with two readers; one reader and the log have since lost a whole batch; and the base table."""
     lake = _timeline(place, "three", [1, 2, 3])
     for number, clock in enumerate(("2023-11-14T22:20:00Z", "2023-11-14T23:20:00Z", "2023-11-15T00:20:00Z")):
         _logged(place, f"INSERT INTO ks.t (p, k, v) VALUES ({number}, 1, 1);", clock)

@@ -1,4 +1,4 @@
-"""Homes in every state that a timeline can be in, made row by row as each part of the platform would leave them."""
+"""Homes in every state of a timeline, written row by row as each part of the platform would leave them."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ from cdc_platform.tables import (
 HOUR_MS = Milliseconds(3_600_000)
 FIRST_MS, SECOND_MS, THIRD_MS = (Milliseconds(1_700_000_000_000 + number * HOUR_MS) for number in range(3))
 LEASE_END_MS = Milliseconds(SECOND_MS - Milliseconds(5_000))
-"""From when on writes need the decision on the switch of `undecided`."""
+"""From this time on writes need the decision on the switch of `undecided`."""
 DDL = "CREATE TABLE ks.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true'};"
 
 
 def uuid_of(time_ms: Milliseconds) -> str:
-    """The UUID of the generation of a time."""
+    """Return the UUID of the generation with this time."""
     return host(time_ms)
 
 
 def members(time_ms: Milliseconds) -> Ring:
-    """The ring for which the generation of a time was made: a node more with each."""
+    """Return the ring for which the generation with this time was made: each has one node more."""
     return Ring.of(parse_node(number + 1) for number in range(1 + (time_ms - FIRST_MS) // HOUR_MS))
 
 
 def description(time_ms: Milliseconds) -> TopologyDescription:
-    """What the generation of a time describes, by the rules alone."""
+    """Return the description of the generation with this time, by the rules alone."""
     return generate_description(RingLayout.of(members(time_ms)), UUID(uuid_of(time_ms)))
 
 
@@ -67,13 +67,13 @@ def three(lake: Lake) -> None:
 
 
 def introduced(lake: Lake) -> None:
-    """One generation, and a second one that nodes know and readers have not been shown."""
+    """One generation, and a second one that nodes know and that is not published to readers."""
     plain(lake)
     enter(lake, SECOND_MS)
 
 
 def undecided(lake: Lake) -> None:
-    """One generation, and a switch to a second one to which a node has promised not to run ahead."""
+    """One generation, and a switch to a second one for which a node has promised a lease."""
     plain(lake)
     describe(lake, uuid_of(SECOND_MS), members(SECOND_MS))
     _switch(lake, "preparing", None)
@@ -87,17 +87,17 @@ def undecided(lake: Lake) -> None:
 
 
 def committed(lake: Lake) -> None:
-    """One generation, and a second one whose switch is committed: the join was killed before the ledger heard of it."""
+    """One generation, and a second one with a committed switch whose join was killed before it wrote the ledger."""
     plain(lake)
     describe(lake, uuid_of(SECOND_MS), members(SECOND_MS))
     _switch(lake, "committed", SECOND_MS)
 
 
 def removed(lake: Lake) -> None:
-    """Two generations, of which the first was removed."""
+    """Two generations; the first was removed."""
     enter(lake, SECOND_MS)
     publish(lake, SECOND_MS)
-    gone = {
+    removal = {
         "time": datetime_from_ms(FIRST_MS),
         "generation_id": uuid_of(FIRST_MS),
         "expired": datetime_from_ms(SECOND_MS),
@@ -105,11 +105,11 @@ def removed(lake: Lake) -> None:
         "rows": 1,
         "bytes": 1,
     }
-    _put(lake, REMOVED_GENERATIONS, gone)
+    _put(lake, REMOVED_GENERATIONS, removal)
 
 
 def only_v1(lake: Lake) -> None:
-    """One generation, which is described in the first format alone."""
+    """One generation, described in the first format alone."""
     write_v1(lake, {FIRST_MS: description(FIRST_MS)})
 
 
@@ -119,38 +119,38 @@ def timestamp_only(lake: Lake) -> None:
 
 
 def named_by_node(lake: Lake) -> None:
-    """One generation, and a later one that a node's `cdc_local` names and nothing else tells of."""
+    """One generation, and a later one that only a node's `cdc_local` names."""
     plain(lake)
-    kept = {"host_id": host(1), "key": "cdc_local", "streams_timestamp": datetime_from_ms(SECOND_MS)}
-    _put(lake, CDC_LOCAL, kept | {"uuid": uuid_of(SECOND_MS)})
+    cdc_local = {"host_id": host(1), "key": "cdc_local", "streams_timestamp": datetime_from_ms(SECOND_MS)}
+    _put(lake, CDC_LOCAL, cdc_local | {"uuid": uuid_of(SECOND_MS)})
 
 
 def named_by_group(lake: Lake) -> None:
-    """One generation, and a later one that `system.topology` names as committed and nothing else tells of."""
+    """One generation, and a later one that only `system.topology` names as committed."""
     plain(lake)
     _put(lake, COMMITTED_GENERATIONS, {"time": datetime_from_ms(SECOND_MS), "generation_id": uuid_of(SECOND_MS)})
 
 
 def bare_in_ledger(lake: Lake) -> None:
-    """One generation, and a later one that the ledger has and of which there is no row."""
+    """One generation, and a later one in the ledger without rows in any table."""
     introduced(lake)
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", uuid_of(SECOND_MS))])
 
 
 def bare_timestamp(lake: Lake) -> None:
-    """One generation, and a later timestamp that readers see and of which there is no row in any table."""
+    """One generation, and a later timestamp that readers see without rows in any table."""
     plain(lake)
     _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": datetime_from_ms(SECOND_MS)})
 
 
 def bare_in_v1(lake: Lake) -> None:
-    """One generation, and a later one that readers of the first format see and that nothing describes."""
+    """One generation, and a later one that readers of the first format see and that no table describes."""
     plain(lake)
     _put(lake, STREAMS_DESCRIPTIONS, {"time": datetime_from_ms(SECOND_MS), "streams": [bytes(16)]})
 
 
 def with_tablets(lake: Lake) -> None:
-    """One generation, and a table that has tablets of its own from the second time on."""
+    """One generation, and a table that has its own tablets from the second time on."""
     plain(lake)
     tablets.create_tablets(
         lake, Clock(us_from_ms(Milliseconds(SECOND_MS + 5_000))), Settings(), "ks", "t", uniform_tablet_ends(4)
@@ -179,7 +179,7 @@ HOMES: dict[str, Callable[[Lake], None]] = {
 
 
 def home_of(folder: Path, name: str) -> Path:
-    """Make the home of this name, with `ks.t`, whose log is empty; answers with its folder."""
+    """Create the home with this name, with `ks.t`, whose log is empty; return its folder."""
     home = folder / name
     lake = Lake(home / "lake")
     HOMES[name](lake)
@@ -191,7 +191,7 @@ def home_of(folder: Path, name: str) -> Path:
 
 
 def enter(lake: Lake, time_ms: Milliseconds) -> None:
-    """A generation that is described and in the ledger."""
+    """Write a generation that is described and in the ledger."""
     count = describe(lake, uuid_of(time_ms), members(time_ms))
     row = {
         "generation_id": uuid_of(time_ms),
@@ -204,19 +204,19 @@ def enter(lake: Lake, time_ms: Milliseconds) -> None:
 
 
 def publish(lake: Lake, time_ms: Milliseconds) -> None:
-    """What readers are shown of a generation."""
-    made = description(time_ms)
+    """Publish a generation to readers."""
+    described = description(time_ms)
     rows = {
-        "time": pa.array([datetime_from_ms(time_ms)] * len(made)),
-        "range_end": pa.array(made.range_ends),
-        "streams": stream_lists_to_arrow(made.stream_counts, made.streams),
+        "time": pa.array([datetime_from_ms(time_ms)] * len(described)),
+        "range_end": pa.array(described.range_ends),
+        "streams": stream_lists_to_arrow(described.stream_counts, described.streams),
     }
     lake.merge(STREAMS_DESCRIPTIONS_V2, pa.table(rows), update=False)
     _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": datetime_from_ms(time_ms)})
 
 
 def decide(lake: Lake) -> None:
-    """Commit the switch of `undecided`; its generation is published."""
+    """Commit the switch of `undecided` and publish its generation."""
     lake.delete(GENERATION_SWITCHES, [("generation_id", "=", uuid_of(SECOND_MS))])
     _switch(lake, "committed", SECOND_MS)
     enter(lake, SECOND_MS)

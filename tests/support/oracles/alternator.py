@@ -1,7 +1,7 @@
-"""Writes attribute values as Alternator does, from its format alone, and says what DynamoDB's JSON of each is.
+"""Encode attribute values as Alternator does, from its format alone, and give the DynamoDB JSON of each.
 
-Shares no code with the platform. A value is `(type, content)`: numbers are `Decimal`, binaries `bytes`, sets and lists
-Python lists, maps dicts.
+The module shares no code with the platform. A value is `(type, content)`: numbers are `Decimal`, binaries `bytes`,
+sets and lists Python lists, maps dicts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _OTHERS = 4
 
 
 def encode_attribute(value: Attribute) -> bytes:
-    """The bytes of a value in `:attrs`."""
+    """Return the bytes of a value in `:attrs`."""
     kind, content = value
     if kind == "S":
         payload = content.encode()
@@ -34,7 +34,7 @@ def encode_attribute(value: Attribute) -> bytes:
 
 
 def encode_number(number: Decimal) -> bytes:
-    """A CQL decimal: the scale, and the shortest two's complement of the unscaled number."""
+    """Return a CQL decimal: the scale, and the shortest two's complement of the unscaled number."""
     sign, digits, exponent = number.as_tuple()
     assert isinstance(exponent, int)
     unscaled = int("".join(map(str, digits))) * (-1 if sign else 1)
@@ -45,25 +45,25 @@ def encode_number(number: Decimal) -> bytes:
 
 
 def as_json(value: Attribute) -> Any:
-    """DynamoDB's JSON of a value, as Python has it."""
+    """Return the DynamoDB JSON of a value as a Python object."""
     kind, content = value
     if kind == "N":
         return {"N": plain_number(content)}
     if kind == "B":
         return {"B": base64.b64encode(content).decode()}
     if kind == "NS":
-        return {"NS": [plain_number(each) for each in content]}
+        return {"NS": [plain_number(number) for number in content]}
     if kind == "BS":
-        return {"BS": [base64.b64encode(each).decode() for each in content]}
+        return {"BS": [base64.b64encode(binary).decode() for binary in content]}
     if kind == "L":
-        return {"L": [as_json(each) for each in content]}
+        return {"L": [as_json(item) for item in content]}
     if kind == "M":
-        return {"M": {name: as_json(each) for name, each in content.items()}}
+        return {"M": {name: as_json(item) for name, item in content.items()}}
     return {kind: content}
 
 
 def plain_number(number: Decimal) -> str:
-    """All digits of a number, without an exponent and without zeros after the last decimal."""
+    """Return all digits of a number, without an exponent and without trailing zeros after the decimal point."""
     text = f"{number:f}"
     if "." in text:
         text = text.rstrip("0").rstrip(".")
@@ -71,7 +71,7 @@ def plain_number(number: Decimal) -> str:
 
 
 def encode_map(entries: list[tuple[str, bytes]]) -> bytes:
-    """A cell of `:attrs`, as the CQL protocol has a map."""
+    """Return a cell of `:attrs` as a map of the CQL protocol."""
     parts = [struct.pack(">i", len(entries))]
     for name, value in entries:
         for part in (name.encode(), value):
@@ -80,7 +80,7 @@ def encode_map(entries: list[tuple[str, bytes]]) -> bytes:
 
 
 def encode_set(names: list[str]) -> bytes:
-    """A set of texts, as the CQL protocol has it."""
+    """Return a set of texts in the CQL protocol."""
     parts = [struct.pack(">i", len(names))]
     for name in names:
         parts += [struct.pack(">i", len(name.encode())), name.encode()]
@@ -88,12 +88,12 @@ def encode_set(names: list[str]) -> bytes:
 
 
 def decode_map(cell: bytes) -> list[tuple[str, str]]:
-    """The names and values (texts) of a map."""
+    """Return the names and values (texts) of a map."""
     (count,) = struct.unpack_from(">i", cell)
-    at, found = 4, []
+    at, texts = 4, []
     for _ in range(2 * count):
         (length,) = struct.unpack_from(">i", cell, at)
-        found.append(cell[at + 4 : at + 4 + length].decode())
+        texts.append(cell[at + 4 : at + 4 + length].decode())
         at += 4 + length
     assert at == len(cell)
-    return list(zip(found[::2], found[1::2], strict=True))
+    return list(zip(texts[::2], texts[1::2], strict=True))

@@ -1,6 +1,6 @@
-"""The base table once more: one cell at a time, last write wins, deletions asked for row by row.
+"""A second implementation of the base table: one cell at a time, last write wins, deletions checked row by row.
 
-Written from the rules alone; shares no code with the platform but the classes that carry a mutation.
+It is written from the rules alone and shares only the classes of mutations with the platform.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from cdc_platform.cql import (
 )
 
 Best = tuple[int, bool, int, bytes]
-"""What decides between two cells: timestamp, dead, expiry, bytes.
+"""The order of two cells: timestamp, dead, expiry, bytes.
 
-It is compare_atomic_cell_for_merge of ScyllaDB's mutation/atomic_cell.cc. The TTL stands for the expiry, 0 for none:
-both cells have one timestamp, and one that expires beats one that does not.
+This is compare_atomic_cell_for_merge of ScyllaDB's mutation/atomic_cell.cc. The TTL replaces the expiry, with 0 for
+none: both cells have one timestamp, and a cell that expires wins over one that does not.
 """
 
 
 def encoded(kind: CqlType, value: Any) -> bytes:
-    """A value as the CQL protocol writes it; of the types that the tests draw."""
+    """Return a value in the CQL protocol, for the types that the tests draw."""
     if value is None:
         return b""
     match kind:
@@ -65,9 +65,9 @@ def _element_kind(kind: CqlType, element: Any) -> CqlType:
 
 @dataclass
 class ModelPartition:
-    """A partition: every cell with its best write so far, and every deletion that was ever sent.
+    """A partition: every cell with its winning write so far, and every deletion that was ever sent.
 
-    `types` are the columns' by name, `descending` says it of each clustering column.
+    `types` are the columns' types by name, `descending` has a flag for each clustering column.
     """
 
     types: dict[str, CqlType]
@@ -81,7 +81,7 @@ class ModelPartition:
     elements: dict[tuple, Cell] = field(default_factory=dict)
 
     def apply(self, mutation: Mutation) -> None:
-        """Let a write take effect."""
+        """Apply a write."""
         if mutation.partition_tombstone is not None:
             self.partition = max(mutation.partition_tombstone, self.partition or mutation.partition_tombstone)
         self.ranges += mutation.range_tombstones
@@ -96,18 +96,18 @@ class ModelPartition:
 
     def _columns(self, key: tuple | None, columns: Any) -> None:
         for name, change in columns.items():
-            place, kind = (key, name), self.types[name]
+            position, kind = (key, name), self.types[name]
             if isinstance(change, CollectionChange):
                 if change.tombstone is not None:
-                    self.tombstones[place] = max(change.tombstone, self.tombstones.get(place, change.tombstone))
+                    self.tombstones[position] = max(change.tombstone, self.tombstones.get(position, change.tombstone))
                 for element, cell in change.elements.items():
-                    mine = self.elements.get((*place, element))
-                    self.elements[*place, element] = _best(_element_kind(kind, element), mine, cell)
+                    current = self.elements.get((*position, element))
+                    self.elements[*position, element] = _best(_element_kind(kind, element), current, cell)
             else:
-                self.cells[place] = _best(kind, self.cells.get(place), change)
+                self.cells[position] = _best(kind, self.cells.get(position), change)
 
     def deleted(self, key: tuple | None) -> int | None:
-        """The time up to which a row (None: the static one) is deleted."""
+        """Return the time up to which a row (None: the static row) is deleted."""
         times = [self.partition]
         if key is not None:
             times.append(self.rows.get(key))
@@ -120,48 +120,48 @@ class ModelPartition:
         return after and (end is None or self._compare(key, end.prefix) < (0 if not end.inclusive else 1))
 
     def _compare(self, key: tuple, prefix: tuple) -> int:
-        for mine, theirs, descending in zip(key, prefix, self.descending, strict=False):
-            if mine != theirs:
-                return -1 if (mine < theirs) != descending else 1
+        for own, theirs, descending in zip(key, prefix, self.descending, strict=False):
+            if own != theirs:
+                return -1 if (own < theirs) != descending else 1
         return 0
 
     def contents(self) -> dict[tuple, tuple]:
-        """All that tombstones leave of cells, markers and collections' tombstones, dead cells too, by place."""
-        found: dict[tuple, tuple] = {}
+        """Return the cells (also dead ones), markers and collection tombstones that no tombstone covers."""
+        remaining: dict[tuple, tuple] = {}
         for (key, name), cell in self.cells.items():
             if self._left(cell.timestamp, self.deleted(key)):
-                found["cell", key, name] = _shown(cell)
+                remaining["cell", key, name] = _shown(cell)
         for (key, name), when in self.tombstones.items():
             if self._left(when, self.deleted(key)):
-                found["tombstone", key, name] = (when,)
+                remaining["tombstone", key, name] = (when,)
         for (key, name, element), cell in self.elements.items():
             if self._left(cell.timestamp, self.deleted(key)) and self._left(
                 cell.timestamp, self.tombstones.get((key, name))
             ):
-                found["element", key, name, element] = _shown(cell)
+                remaining["element", key, name, element] = _shown(cell)
         for key, marker in self.markers.items():
             if self._left(marker[0], self.deleted(key)):
-                found["marker", key] = marker
-        return found
+                remaining["marker", key] = marker
+        return remaining
 
     @staticmethod
     def _left(when: int, deleted: int | None) -> bool:
         return deleted is None or when > deleted
 
     def select(self, now_us: int) -> dict[tuple | None, dict[str, Any]]:
-        """The rows that are alive with their values by column; collections as {element: value}."""
+        """Return the live rows with their values by column; collections are {element: value}."""
         rows: dict[tuple | None, dict[str, Any]] = {}
-        for place, part in self.contents().items():
-            if place[0] == "tombstone" or (place[0] != "marker" and part[1]):
+        for position, part in self.contents().items():
+            if position[0] == "tombstone" or (position[0] != "marker" and part[1]):
                 continue
             when, ttl = (part[0], part[-1])
             if ttl and when + ttl * 1_000_000 <= now_us:
                 continue
-            row = rows.setdefault(place[1], {})
-            if place[0] == "cell":
-                row[place[2]] = part[2]
-            elif place[0] == "element":
-                row.setdefault(place[2], {})[place[3]] = part[2]
+            row = rows.setdefault(position[1], {})
+            if position[0] == "cell":
+                row[position[2]] = part[2]
+            elif position[0] == "element":
+                row.setdefault(position[2], {})[position[3]] = part[2]
         return rows
 
 
@@ -171,10 +171,10 @@ def _shown(cell: Cell) -> tuple:
 
 @dataclass
 class ImageModel:
-    """Images as ScyllaDB makes them (cdc/log.cc): what was read once, and each row of the log put over it in turn.
+    """Images as ScyllaDB makes them (cdc/log.cc): the rows as read once, with each row of the log applied in turn.
 
-    `rows` are the values of the rows that the batch names, by clustering key and None for the static one, as
-    `ModelPartition.select` has them; `types` are the columns' by name. Timestamps play no part.
+    `rows` are the values of the rows that the batch names, by clustering key and None for the static row, as
+    `ModelPartition.select` returns them; `types` are the columns' types by name. Timestamps are ignored.
     """
 
     types: dict[str, CqlType]
@@ -182,39 +182,39 @@ class ImageModel:
     static_known: bool
 
     def tell(self, key: tuple | None, columns: dict[str, tuple[Any, bool, tuple]]) -> None:
-        """A row of operation 1 or 2: of each touched column the value, whether it was deleted, the elements that were.
+        """Apply a row of operation 1 or 2; columns are (value, whether it was deleted, deleted elements).
 
-        Values as the log has them. process_row_visitor: a deletion forgets, elements come on top, a column of which
-        nothing is left is empty and not null; but user types always have a value.
+        Values are those of the log. By process_row_visitor a deletion clears the value and elements are added to it. A
+        column without remaining elements is empty and not null, but user types always have a value.
         """
         self.static_known = self.static_known or key is None
         row = self.rows.setdefault(key, {})
-        for name, (value, deleted, gone) in columns.items():
+        for name, (value, deleted, removed) in columns.items():
             kind = self.types[name]
             if not kind.multicell:
                 row[name] = value
                 continue
-            known = None if deleted else row.get(name)
-            if value is None and (known is None or not gone):
+            previous = None if deleted else row.get(name)
+            if value is None and (previous is None or not removed):
                 row[name] = None
                 continue
-            merged = {**(known or {}), **by_element(kind, value)}
-            row[name] = {element: inner for element, inner in merged.items() if element not in gone}
+            merged = {**(previous or {}), **by_element(kind, value)}
+            row[name] = {element: inner for element, inner in merged.items() if element not in removed}
 
     def forget(self, keys: list[tuple]) -> None:
-        """Rows that were deleted: they have no image any more."""
+        """Remove the images of deleted rows."""
         for key in keys:
             self.rows.pop(key, None)
 
     def image(self, key: tuple | None) -> dict[str, Any] | None:
-        """What is known of a row, columns without a value left out; None where it has no image."""
+        """Return the known columns of a row that have a value; None if it has no image."""
         if key not in self.rows and not (key is None and self.static_known):
             return None
         return {name: value for name, value in self.rows.get(key, {}).items() if value is not None}
 
 
 def by_element(kind: CqlType, value: Any) -> dict[Any, Any]:
-    """The elements of a value of the log by what tells them apart."""
+    """Return the elements of a value of the log by their keys."""
     if value is None:
         return {}
     if isinstance(kind, UserType):

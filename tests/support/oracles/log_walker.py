@@ -1,4 +1,4 @@
-"""A log replayed once more: row by row and batch by batch, in Python, where the platform takes whole columns."""
+"""A second implementation of the replay of a log: row by row and batch by batch, where the platform uses columns."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _ENDS = (Operation.RANGE_END_INCLUSIVE, Operation.RANGE_END_EXCLUSIVE)
 
 
 def replay(schema: TableSchema, rows: Iterable[LogRow]) -> dict[bytes, Mutation]:
-    """The partitions of the base table, by serialized partition key, that the rows of its log amount to.
+    """Return the partitions of the base table that the rows of its log produce, by serialized partition key.
 
-    Rows may come in any order. Cells, markers and tombstones have the timestamps and TTLs that they were written
-    with; images are passed over. What the rows lack of the columns of `schema` counts as null.
+    Rows may come in any order. Cells, markers and tombstones have the timestamps and TTLs of their writes; images are
+    skipped. Columns of `schema` that a row does not have count as null.
     """
     partitions: dict[bytes, list[Mutation]] = {}
     for mutation in mutations_of(schema, rows):
@@ -49,7 +49,7 @@ def replay(schema: TableSchema, rows: Iterable[LogRow]) -> dict[bytes, Mutation]
 
 
 def mutations_of(schema: TableSchema, rows: Iterable[LogRow]) -> Iterator[Mutation]:
-    """One mutation a batch of log rows, ordered by time."""
+    """Return one mutation per batch of log rows, ordered by time."""
     ordered = sorted(rows, key=_place)
     for _, batch in groupby(ordered, key=lambda row: (row["cdc$stream_id"], row["cdc$time"])):
         yield _mutation(schema, list(batch))
@@ -78,8 +78,8 @@ def _mutation(schema: TableSchema, batch: Sequence[LogRow]) -> Mutation:
     timestamp = us_from_timeuuid(_present(batch[0], "cdc$time"))
     empty = Mutation(schema, tuple(_present(batch[0], column.name) for column in schema.partition_key))
     parts = [empty]
-    told = [row for row in batch if _operation(row) not in _IMAGES]
-    for row in told:
+    changes = [row for row in batch if _operation(row) not in _IMAGES]
+    for row in changes:
         operation = Operation(row["cdc$operation"])
         key = _key(schema.clustering_key, row)
         if operation is Operation.ROW_DELETE:
@@ -88,12 +88,12 @@ def _mutation(schema: TableSchema, batch: Sequence[LogRow]) -> Mutation:
             parts.append(replace(empty, partition_tombstone=timestamp))
         elif operation in (Operation.UPDATE, Operation.INSERT):
             parts.append(_upsert(empty, row, timestamp, key))
-    parts.append(replace(empty, range_tombstones=list(_ranges(schema, told, timestamp))))
+    parts.append(replace(empty, range_tombstones=list(_ranges(schema, changes, timestamp))))
     return merge_mutations(parts)
 
 
 def _key(columns: Sequence[Column], row: LogRow) -> KeyValues:
-    """The values of key columns up to the first one that is null."""
+    """Return the values of key columns up to the first null."""
     values = [row.get(column.name) for column in columns]
     return tuple(values[: values.index(None)] if None in values else values)
 
@@ -114,7 +114,7 @@ def _upsert(empty: Mutation, row: LogRow, timestamp: Microseconds, key: KeyValue
 
 
 def _change(column: Column, row: LogRow, timestamp: Microseconds, ttl: int) -> ColumnChange | None:
-    """What a log row says of a column; None if nothing."""
+    """Return the change of a column in a log row; None if there is none."""
     value = row.get(column.name)
     deleted = bool(row.get(f"cdc$deleted_{column.name}"))
     if not column.type.multicell:
@@ -129,7 +129,7 @@ def _change(column: Column, row: LogRow, timestamp: Microseconds, ttl: int) -> C
 
 
 def _elements(column: Column, value: Value | None) -> Iterator[tuple[Value, Value]]:
-    """The elements of a value of the log with their keys."""
+    """Return the elements of a value of the log with their keys."""
     if value is None:
         return iter(())
     if isinstance(column.type, UserType):
@@ -140,7 +140,7 @@ def _elements(column: Column, value: Value | None) -> Iterator[tuple[Value, Valu
 
 
 def _ranges(schema: TableSchema, rows: Sequence[LogRow], timestamp: Microseconds) -> Iterator[RangeTombstone]:
-    """The range tombstones of the rows of a batch: an end belongs to the start right before it, if there is one."""
+    """Yield the range tombstones in the rows of a batch: an end belongs to the start directly before it, if any."""
     start: RangeBound | None = None
     begun = False
     for row in rows:

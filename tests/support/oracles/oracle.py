@@ -1,6 +1,6 @@
-"""The rules once more, in plain Python integers and one value at a time: what the platform's arrays are held against.
+"""A second implementation of the rules in plain Python integers, one value at a time, to test the platform's arrays.
 
-Written from the rules alone; shares no code with the platform.
+It is written from the rules alone and shares no code with the platform.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _fmix(x: int) -> int:
 
 
 def murmur3(key: bytes, seed: int = 0) -> tuple[int, int]:
-    """Both halves of murmur3 x64 128, with the tail's bytes widened as signed ones."""
+    """Return both halves of murmur3 x64 128, with the tail's bytes sign-extended."""
     c1, c2 = 0x87C37B91114253D5, 0x4CF5AD432745937F
     h1 = h2 = seed
     whole = len(key) // 16 * 16
@@ -51,7 +51,7 @@ def murmur3(key: bytes, seed: int = 0) -> tuple[int, int]:
 
 
 def token_of(key: bytes) -> int:
-    """The token of a serialized partition key."""
+    """Return the token of a serialized partition key."""
     half = murmur3(key)[0]
     signed = half - 2**64 if half >= 2**63 else half
     return LAST if signed == -(2**63) else signed
@@ -61,7 +61,7 @@ def token_of(key: bytes) -> int:
 
 
 def shard_of(token: int, shard_count: int, ignore_msb: int) -> int:
-    """The shard that owns a token."""
+    """Return the shard that owns a token."""
     return _shard_at(token + 2**63, shard_count, ignore_msb)
 
 
@@ -70,7 +70,7 @@ def _shard_at(position: int, shard_count: int, ignore_msb: int) -> int:
 
 
 def shard_starts(shard_count: int, ignore_msb: int) -> list[int]:
-    """Where each shard begins in a window: guessed by division, then moved up until it is the shard's."""
+    """Return the start of each shard in a window: estimated by division, then moved up until the shard owns it."""
     if shard_count == 1:
         return [0]
     starts = []
@@ -83,7 +83,7 @@ def shard_starts(shard_count: int, ignore_msb: int) -> list[int]:
 
 
 def token_for_next_shard(token: int, shard: int, shard_count: int, ignore_msb: int, spans: int = 1) -> int | None:
-    """The next boundary after `token` at which `shard` begins; None for "after all keys"."""
+    """Return the next boundary after `token` at which `shard` begins; None for "after all keys"."""
     if shard_count == 1:
         ignore_msb = 0
     position = token + 2**63
@@ -91,12 +91,12 @@ def token_for_next_shard(token: int, shard: int, shard_count: int, ignore_msb: i
     start = shard_starts(shard_count, ignore_msb)[shard]
     if ignore_msb == 0:
         return None if spans > 1 or shard <= own else start - 2**63
-    left = (position >> (64 - ignore_msb)) + spans - (1 if shard > own else 0)
-    return None if left >= 2**ignore_msb else (left << (64 - ignore_msb) | start) - 2**63
+    window = (position >> (64 - ignore_msb)) + spans - (1 if shard > own else 0)
+    return None if window >= 2**ignore_msb else (window << (64 - ignore_msb) | start) - 2**63
 
 
 def first_token_for_shard(start: int, end: int, shard: int, shard_count: int, ignore_msb: int) -> int:
-    """The first token of `(start, end]` that the shard owns, else `end`."""
+    """Return the first token of `(start, end]` that the shard owns, else `end`."""
 
     def walk(after: int, last: int | None) -> int | None:
         token: int | None = after + 1
@@ -107,17 +107,17 @@ def first_token_for_shard(start: int, end: int, shard: int, shard_count: int, ig
         return token
 
     if start < end:
-        found = walk(start, end)
+        first = walk(start, end)
     else:
-        found = walk(start, None) if start != LAST else None
-        if found is None:
-            found = walk(-(2**63), end)
-    assert found is not None
-    return found
+        first = walk(start, None) if start != LAST else None
+        if first is None:
+            first = walk(-(2**63), end)
+    assert first is not None
+    return first
 
 
 def uniform_last_tokens(count: int) -> list[int]:
-    """Last tokens of `count` tablets of one size."""
+    """Return the last tokens of `count` tablets of equal size."""
     return [i * (2**64 - 1) // count - 2**63 for i in range(1, count + 1)]
 
 
@@ -125,13 +125,13 @@ def uniform_last_tokens(count: int) -> list[int]:
 
 
 def pack_stream_id(token: int, index: int, random: int) -> bytes:
-    """The 16 bytes of a stream ID of version 1."""
+    """Return the 16 bytes of a stream ID of version 1."""
     low = 1 | index << 4 | (random & (2**38 - 1)) << 26
     return token.to_bytes(8, "big", signed=True) + low.to_bytes(8, "big")
 
 
 def unpack_stream_id(value: bytes) -> tuple[int, int, int, int]:
-    """Token, version, index and random bits of a stream ID."""
+    """Return token, version, index and random bits of a stream ID."""
     low = int.from_bytes(value[8:], "big")
     return int.from_bytes(value[:8], "big", signed=True), low & 15, low >> 4 & 0x3FFFFF, low >> 26
 
@@ -147,7 +147,7 @@ class Entry:
 
 
 def generation(owners: dict[int, tuple[int, int]]) -> list[Entry]:
-    """The entries for a ring of token -> (shard_count, ignore_msb) of its owner."""
+    """Return the entries for a ring of token -> (shard_count, ignore_msb) of its owner."""
     tokens = sorted(owners)
     entries = []
     for i, end in enumerate(tokens):
@@ -159,18 +159,18 @@ def generation(owners: dict[int, tuple[int, int]]) -> list[Entry]:
 
 
 def pick(entries: list[Entry], token: int) -> tuple[int, int]:
-    """The entry and the position in its streams that a token is mapped to."""
+    """Return the entry and the index in its streams that a token is mapped to."""
     row = bisect_left([entry.end for entry in entries], token) % len(entries)
     return row, shard_of(token, len(entries[row].stream_tokens), entries[row].ignore_msb)
 
 
 def in_range(start: int, end: int, token: int) -> bool:
-    """Whether `(start, end]` holds a token; it wraps round the ring when it starts at or after its end."""
+    """Return True if `(start, end]` contains a token; the range wraps around if it starts at or after its end."""
     return start < token <= end if start < end else token > start or token <= end
 
 
 def limit_for_v1(counts: list[int]) -> list[int]:
-    """Streams of each range once a V1 description has been cut to what one cell holds."""
+    """Return the number of streams of each range after a V1 description is limited to the size of one cell."""
     limit = max(262144, len(counts))
     return counts if sum(counts) <= limit else [min(count, limit // len(counts)) for count in counts]
 
@@ -180,18 +180,18 @@ def limit_for_v1(counts: list[int]) -> list[int]:
 
 @dataclass
 class Known:
-    """What a node knows: timestamp (µs) -> whether the description was read; and the acceptance rules, step by step."""
+    """The generations that a node knows (timestamp in µs -> is the description read), and the acceptance rules."""
 
     policy: str = "strict"
     leeway: int = 5_000_000
     read: dict[int, bool] = field(default_factory=dict)
 
     def used_at(self, time: int) -> int | None:
-        """The generation with the greatest timestamp not after `time`."""
+        """Return the generation with the greatest timestamp not after `time`."""
         return max((ts for ts in self.read if ts <= time), default=None)
 
     def known_or_obsolete(self, ts: int, now: int) -> bool:
-        """Whether nothing has to be learned of `ts` any more."""
+        """Return True if nothing about `ts` remains to be learned."""
         times = sorted(self.read)
         at = bisect_left(times, ts)
         if at < len(times) and times[at] == ts:
@@ -201,14 +201,14 @@ class Known:
         return at < len(times) and times[at] <= now - self.leeway
 
     def prepare(self, ts: int, now: int) -> bool:
-        """Note a timestamp."""
+        """Record a timestamp."""
         if self.known_or_obsolete(ts, now):
             return False
         self.read.setdefault(ts, False)
         return True
 
     def insert(self, ts: int, now: int) -> bool:
-        """Note a timestamp and that its description was read."""
+        """Record a timestamp and that its description was read."""
         if self.known_or_obsolete(ts, now):
             return False
         self.forget(now)
@@ -216,13 +216,13 @@ class Known:
         return True
 
     def forget(self, now: int) -> None:
-        """Drop what is older than the generation that operated a leeway ago."""
+        """Drop the generations before the one that operated a leeway ago."""
         keep = self.used_at(now - self.leeway)
         if keep is not None:
             self.read = {ts: read for ts, read in self.read.items() if ts >= keep}
 
     def lookup(self, ts: int, now: int) -> tuple[str, int | None]:
-        """Verdict and generation of a write."""
+        """Return verdict and generation of a write."""
         if ts >= now + self.leeway if self.policy == "strict" else ts > now + self.leeway:
             return "FUTURE", None
         refused = self._refused_strict(ts, now) if self.policy == "strict" else self._refused_recent_past(ts, now)

@@ -1,6 +1,6 @@
-"""Processes whose clock is off: a library before the system's own, built by a C compiler, moves what they are told.
+"""Processes whose clock is off: a preloaded library, built by a C compiler, shifts the times that they read.
 
-Clocks by which durations are measured stay as they are.
+Clocks that measure durations are unchanged.
 """
 
 from __future__ import annotations
@@ -78,14 +78,14 @@ class MovableClock:
         return {**_built(folder / "clock.so", "offset_seconds()", _READS_FILE), _OFFSET_VARIABLE: str(offset)}
 
     def advance_to(self, seconds: float) -> None:
-        """Move the clock to this time (s since 1970), if it is not later already. It then runs on."""
+        """Move the clock to this time (s since 1970), unless it is later already. The clock then continues to run."""
         ahead = int(seconds - time.time()) + 1
         if ahead > 0:
             self._offset[:] = struct.pack("q", struct.unpack("q", self._offset[:])[0] + ahead)
 
 
 def clock_off_by(seconds: int, folder: Path) -> dict[str, str]:
-    """The variables of a process whose clock is so far ahead of this machine's, by a library in a folder."""
+    """Return the variables of a process whose clock is this far ahead of the machine's, with a library in a folder."""
     return _built(folder / f"clock{seconds}.so", f"({seconds})")
 
 

@@ -1,7 +1,7 @@
-"""Commands that die before an operation on a file and are run again: what is then there is what would have been there.
+"""Commands that die before a file operation and run again must leave the same result as an undisturbed run.
 
-Some operations are drawn anew in every run, by its seed; CDC_PLATFORM_KILLS=N draws that many of each command,
-CDC_PLATFORM_KILLS=all all.
+Each run draws some operations by its seed; CDC_PLATFORM_KILLS=N draws N for each command, CDC_PLATFORM_KILLS=all tests
+all.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from support.processes.nursery import Ended, Nursery
 from cdc_platform.delta import Lake, list_stored_tables
 from cdc_platform.storage import atomic
 
-# A verdict names the data files by which it was given, and these have random names.
+# A verdict names the data files that it judged, and these have random names.
 _OF_FILES = frozenset({"content"})
 
 
 @dataclass(frozen=True)
 class Case:
-    """A command, and what it finds.
+    """A command and its initial state.
 
-    `prepare` makes the home, and what else the command needs beside it; `{beside}` in `command` is that
-    folder, and `@name` what is in a file there.
-    `refused`: what the command may answer, run again, if it had done all before it died. `without`: columns that are
-    drawn at random. `more`: what of a home is compared beside the rows.
+    `prepare` creates the home and everything else that the command needs beside it; `{beside}` in `command` is that
+    folder, and `@name` the content of a file there.
+    `refused`: the permitted error when the command runs again after it had completed before it died. `without`:
+    columns with random values. `more`: what is compared besides the rows.
     """
 
     prepare: Callable[[Path], object]
@@ -50,21 +50,21 @@ class Case:
 
 
 def everything(home: Path, without: Collection[str] = frozenset()) -> dict[str, list[str]]:
-    """Every row of every table that has any, declared or not, of homes below too; in one order."""
+    """Return every row of every table that has any, declared or not, including homes below, sorted."""
     left_out = _OF_FILES | set(without)
-    found: dict[str, list[str]] = {}
+    rows_by_table: dict[str, list[str]] = {}
     for at in (home, *sorted(home.glob("clusters/*"))):
         lake = Lake(at / "lake")
         for keyspace, name in list_stored_tables(lake):
             rows: list[dict[str, Any]] = DeltaTable(lake.root / keyspace / name).to_pyarrow_table().to_pylist()
-            kept = sorted(repr(sorted((k, v) for k, v in row.items() if k not in left_out)) for row in rows)
-            if kept:
-                found[str((at / f"{keyspace}.{name}").relative_to(home))] = kept
-    return found
+            compared = sorted(repr(sorted((k, v) for k, v in row.items() if k not in left_out)) for row in rows)
+            if compared:
+                rows_by_table[str((at / f"{keyspace}.{name}").relative_to(home))] = compared
+    return rows_by_table
 
 
 def killed_and_run_again(nursery: Nursery, case: Case, folder: Path, *, some: int = 2) -> int:
-    """Kill the command of a case before some operations, or all, each time on a new home; answers how often."""
+    """Kill the command of a case before some or all operations, each time on a new home; return the number of kills."""
     if nursery.refusal:
         pytest.skip(nursery.refusal)
     before = folder / "before" / "home"
@@ -85,30 +85,30 @@ def killed_and_run_again(nursery: Nursery, case: Case, folder: Path, *, some: in
         assert died.exit_code in (-signal.SIGKILL, 0), died
         was_done = case.refused is not None and _has_rows(home, case.without, due)
         (again,) = nursery.race([_command(case, home)], environment=case.environment)
-        told = f"killed before operation {number} of {count}: {died.operations[-1:]}\n{again.stderr}"
-        assert _is_done(case, again, was_done), told
+        context = f"killed before operation {number} of {count}: {died.operations[-1:]}\n{again.stderr}"
+        assert _is_done(case, again, was_done), context
         if differences := _differences(everything(home, case.without), due):
-            raise AssertionError("\n".join([told, *map(repr, differences)]))
-        assert case.more(home) == case.more(twin), told
+            raise AssertionError("\n".join([context, *map(repr, differences)]))
+        assert case.more(home) == case.more(twin), context
         _assert_nobody_holds_a_draft(home)
         shutil.rmtree(home.parent)
     return len(chosen)
 
 
 def _has_rows(home: Path, without: Collection[str], due: dict[str, list[str]]) -> bool:
-    """Return True if every table has the rows that are due; a table that the command repairs may be unreadable."""
+    """Return True if every table has the expected rows; a table that the command repairs may be unreadable."""
     try:
         return everything(home, without) == due
     except DeltaError:
         return False
 
 
-def _differences(found: dict[str, list[str]], due: dict[str, list[str]]) -> list[tuple[str, str, str]]:
-    """Every row that one of them lacks: table, which of them has it, row."""
+def _differences(actual: dict[str, list[str]], due: dict[str, list[str]]) -> list[tuple[str, str, str]]:
+    """Return every row that only one side has: table, side, row."""
     return [
         (table, whose, row)
-        for table in sorted(found.keys() | due.keys())
-        for whose, rows, others in (("found", found, due), ("due", due, found))
+        for table in sorted(actual.keys() | due.keys())
+        for whose, rows, others in (("found", actual, due), ("due", due, actual))
         for row in (Counter(rows.get(table, ())) - Counter(others.get(table, ()))).elements()
     ]
 
@@ -120,16 +120,16 @@ def _is_done(case: Case, again: Ended, was_done: bool) -> bool:
 
 
 def _assert_nobody_holds_a_draft(home: Path) -> None:
-    """Whoever passes sweeps what is left of any; tasks of Spark may be at it for a moment longer than their driver."""
+    """Assert that each draft can be removed; Spark tasks may outlive their driver briefly and use theirs."""
     deadline = time.monotonic() + 20
-    while left := list(home.rglob("*.draft")):
-        for draft in left:
+    while drafts := list(home.rglob("*.draft")):
+        for draft in drafts:
             atomic.sweep_drafts(draft.parent)
-        assert time.monotonic() < deadline, left
+        assert time.monotonic() < deadline, drafts
 
 
 def _copied(before: Path, beside: Path) -> Path:
-    """A copy of a home, and of what lies beside it, in a folder of its own."""
+    """Copy a home and everything beside it into a new folder."""
     shutil.copytree(before.parent, beside)
     return beside / "home"
 

@@ -1,6 +1,7 @@
-"""Real processes of the command line without a start of their own: one that has everything imported forks them.
+"""Run real processes of the command line without their start-up: a process that has imported everything forks them.
 
-Any number of them begin at the same moment; or one is traced, and dies before an operation on the files of its home.
+Any number of processes begin at the same moment, or one is traced and dies before an operation on the files of its
+home.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from cdc_platform import failpoints
 from cdc_platform.runtime import tune_short_process
 
 _ROOT = Path(__file__).resolve().parents[3]
-# What commands import when they run: nothing of it starts a thread before it is used.
+# Imports of running commands: none of them starts a thread before its use.
 _MODULES = (
     "pandas",
     "pandera.backends.pandas.builtin_checks",
@@ -53,9 +54,9 @@ _MODULES = (
 
 @dataclass(frozen=True)
 class Ended:
-    """How a process ended: its exit code, or the number of the signal with a minus; what it wrote.
+    """The end of a process: its exit code or negative signal number, and its output.
 
-    `operations` are (call, path) of what it did to files of the home, or was about to do when it was killed.
+    `operations` are (call, path) of the operations on files of the home, including the one before which it was killed.
     """
 
     exit_code: int
@@ -65,15 +66,15 @@ class Ended:
 
 
 class Nursery:
-    """The process that forks the others. `refusal`: why it cannot trace them here, None where it can."""
+    """The process that forks the others. `refusal`: why it cannot trace them here, or None."""
 
     def __init__(self) -> None:
-        given = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
-        given["PYTHONPATH"] = os.pathsep.join([str(_ROOT), str(_ROOT / "tests")])
+        environment = {name: value for name, value in os.environ.items() if name != "SPARK_REMOTE"}
+        environment["PYTHONPATH"] = os.pathsep.join([str(_ROOT), str(_ROOT / "tests")])
         self._folder = tempfile.TemporaryDirectory(prefix="nursery-")
         self._process = subprocess.Popen(
             [sys.executable, "-m", "support.processes.nursery", self._folder.name],
-            env=given,
+            env=environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -98,10 +99,10 @@ class Nursery:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> Ended:
-        """Run one command to its end in a working folder; it is killed at a named point, if there is one."""
+        """Run one command to its end in a working folder; kill it at a failpoint, if one is given."""
         killed = {failpoints.KILL_AT_VARIABLE: kill_at} if kill_at else {}
-        (ended,) = self.race([command], folder=folder, environment={**(environment or {}), **killed})
-        return ended
+        (result,) = self.race([command], folder=folder, environment={**(environment or {}), **killed})
+        return result
 
     def race(
         self,
@@ -110,10 +111,10 @@ class Nursery:
         folder: Path | None = None,
         environment: Mapping[str, str] | None = None,
     ) -> list[Ended]:
-        """Run commands at the same moment, each in a process of its own; `-c` and a program is one of Python."""
+        """Run commands at the same moment, each in its own process; `-c` and a program run Python code."""
         words = [[str(word) for word in command] for command in commands]
-        told = self._ask(race=words, folder=str(folder or Path.cwd()), environment=dict(environment or {}))
-        return [Ended(**each) for each in told]
+        results = self._ask(race=words, folder=str(folder or Path.cwd()), environment=dict(environment or {}))
+        return [Ended(**result) for result in results]
 
     def traced(
         self,
@@ -123,16 +124,16 @@ class Nursery:
         *,
         environment: Mapping[str, str] | None = None,
     ) -> Ended:
-        """Run a command, which is killed before operation `kill_before` (from 0) on the files below a folder."""
+        """Run a command that is killed before operation `kill_before` (from 0) on the files below a folder."""
         words = [str(word) for word in command]
-        told = self._ask(
+        result = self._ask(
             traced=words,
             folder=str(Path.cwd()),
             below=str(below),
             kill_before=kill_before,
             environment=dict(environment or {}),
         )
-        return Ended(**told | {"operations": tuple((call, path) for call, path in told["operations"])})
+        return Ended(**result | {"operations": tuple((call, path) for call, path in result["operations"])})
 
     def _ask(self, **asked: Any) -> Any:
         assert self._process.stdin is not None
@@ -156,13 +157,13 @@ def _serve(folder: Path) -> None:
     refusal = tracing.refusal()
     print(json.dumps(refusal), file=answers, flush=True)
     for line in sys.stdin:
-        asked = json.loads(line)
-        os.chdir(asked["folder"])
-        os.environ.update(asked["environment"])
-        told = _race(folder, asked["race"]) if "race" in asked else _traced(folder, asked)
-        for name in asked["environment"]:
+        request = json.loads(line)
+        os.chdir(request["folder"])
+        os.environ.update(request["environment"])
+        response = _race(folder, request["race"]) if "race" in request else _traced(folder, request)
+        for name in request["environment"]:
             del os.environ[name]
-        print(json.dumps(told), file=answers, flush=True)
+        print(json.dumps(response), file=answers, flush=True)
 
 
 def _race(folder: Path, commands: list[list[str]]) -> list[dict[str, object]]:
@@ -173,23 +174,23 @@ def _race(folder: Path, commands: list[list[str]]) -> list[dict[str, object]]:
     return [_told(folder, str(number), os.waitpid(child, 0)[1]) for number, child in enumerate(children)]
 
 
-def _traced(folder: Path, asked: dict[str, Any]) -> dict[str, object]:
+def _traced(folder: Path, request: dict[str, Any]) -> dict[str, object]:
     gate = os.pipe()
-    child = _fork(folder, "traced", asked["traced"], gate, traced=True)
+    child = _fork(folder, "traced", request["traced"], gate, traced=True)
     tracing.seize(child)
     os.close(gate[0])
     os.close(gate[1])
-    traced = tracing.follow(child, Path(asked["below"]), asked["kill_before"])
+    traced = tracing.follow(child, Path(request["below"]), request["kill_before"])
     return _told(folder, "traced", traced.status) | {"operations": traced.operations}
 
 
 def _told(folder: Path, name: str, status: int) -> dict[str, object]:
-    said = {stream: (folder / f"{name}.{stream}").read_text(encoding="utf-8") for stream in ("stdout", "stderr")}
-    return {"exit_code": os.waitstatus_to_exitcode(status), **said}
+    output = {stream: (folder / f"{name}.{stream}").read_text(encoding="utf-8") for stream in ("stdout", "stderr")}
+    return {"exit_code": os.waitstatus_to_exitcode(status), **output}
 
 
 def _fork(folder: Path, name: str, command: list[str], gate: tuple[int, int], *, traced: bool) -> int:
-    """A child that runs the command once nobody else has the gate open, a pipe, for writing."""
+    """Fork a child that runs the command once no other process has the gate, a pipe, open for writing."""
     child = os.fork()
     if child:
         return child
@@ -210,7 +211,7 @@ def _fork(folder: Path, name: str, command: list[str], gate: tuple[int, int], *,
 
 
 def _run(command: list[str]) -> int:
-    """The program to its end, as the interpreter would run it."""
+    """Run the program to its end, as the interpreter would."""
     from cdc_platform.cli import program
 
     code: object = 0
@@ -220,8 +221,8 @@ def _run(command: list[str]) -> int:
             exec(command[1], {"__name__": "__main__"})
         else:
             program.main(command)
-    except SystemExit as left:
-        code = left.code
+    except SystemExit as stop:
+        code = stop.code
     atexit._run_exitfuncs()
     sys.stdout.flush()
     sys.stderr.flush()

@@ -1,4 +1,4 @@
-"""Whether what several processes were told, and what they left, is what some order of them would have given."""
+"""Find out whether some sequential order explains the results and the final state of several processes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ def some_order_explains(
     told: Sequence[tuple[_Command, bool]],
     after: _State,
 ) -> bool:
-    """Whether commands, one after the other in some order, would all be told what they were, and end in `after`.
+    """Return True if some order of the commands gives each its result and ends in `after`.
 
-    `rule` answers for a state and a command with the state then, and whether the command was taken.
+    `rule` returns for a state and a command the next state, and whether the command succeeds.
     """
-    seen: set[tuple[_State, frozenset[int]]] = set()
-    reached = [(before, frozenset(range(len(told))))]
-    while reached:
-        state, left = reached.pop()
-        if not left and state == after:
+    visited: set[tuple[_State, frozenset[int]]] = set()
+    pending = [(before, frozenset(range(len(told))))]
+    while pending:
+        state, remaining = pending.pop()
+        if not remaining and state == after:
             return True
-        for number in left:
-            command, taken = told[number]
+        for number in remaining:
+            command, succeeded = told[number]
             then, is_taken = rule(state, command)
-            following = (then, left - {number})
-            if is_taken == taken and following not in seen:
-                seen.add(following)
-                reached.append(following)
+            following = (then, remaining - {number})
+            if is_taken == succeeded and following not in visited:
+                visited.add(following)
+                pending.append(following)
     return False

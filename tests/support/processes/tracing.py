@@ -1,7 +1,7 @@
-"""What a process does to the files of a folder, operation by operation, and its death right before any of them.
+"""Trace a process's operations on the files of a folder, and kill it right before any of them.
 
-Linux's ptrace, by which debuggers and strace work too: every thread and child of the process is followed, and a filter
-in the kernel stops them at calls that open, write, rename, link or remove files, and at no others.
+The tracing uses Linux's ptrace, as debuggers and strace do: it follows every thread and child of the process, and a
+filter in the kernel stops them only at calls that open, write, rename, link or remove files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _CALLS = {
     },
 }  # fmt: skip
 _ON_DESCRIPTORS = ("write", "pwrite64", "writev", "ftruncate")
-# Where the arguments of a call name a path: (argument of the folder's descriptor, or None; argument of the path).
+# The path arguments of each call: (argument of the folder's descriptor, or None; argument of the path).
 _PATHS: dict[str, tuple[tuple[int | None, int], ...]] = {
     "open": ((None, 0),), "creat": ((None, 0),), "mkdir": ((None, 0),), "rmdir": ((None, 0),), "unlink": ((None, 0),),
     "rename": ((None, 0), (None, 1)), "link": ((None, 0), (None, 1)), "openat": ((0, 1),), "mkdirat": ((0, 1),),
@@ -44,14 +44,14 @@ _libc.ptrace.restype = ctypes.c_long
 
 @dataclass
 class Traced:
-    """What became of a process: its status as `waitpid` has it, and the operations (call, path) that it came to."""
+    """The result of a process: its status as `waitpid` returns it, and the operations (call, path) that it reached."""
 
     status: int
     operations: list[tuple[str, str]] = field(default_factory=list)
 
 
 def refusal() -> str | None:
-    """Why processes cannot be traced here; None where they can."""
+    """Return why processes cannot be traced here; None if they can."""
     if platform.system() != "Linux" or platform.machine() not in _CALLS:
         return f"processes are traced on Linux on {' and '.join(_CALLS)} alone, not on {platform.machine()}"
     child = os.fork()
@@ -69,18 +69,18 @@ def refusal() -> str | None:
 
 
 def seize(child: int) -> None:
-    """Begin to trace a child that waits; it has to `stop_at_files` before it goes on."""
+    """Begin to trace a waiting child; it must call `stop_at_files` before it continues."""
     _ptrace(_SEIZE, child, data=_OPTIONS)
 
 
 def stop_at_files() -> None:
-    """In the child: from here on every call that changes files stops, this thread's and those that it starts."""
+    """In the child, stop from now on at every call that changes files, in this thread and those that it starts."""
     numbers = _CALLS[platform.machine()].values()
     program = [struct.pack("HBBI", 0x20, 0, 0, 0)]  # load the call's number
-    for left, number in enumerate(reversed(numbers)):
-        program.insert(1, struct.pack("HBBI", 0x15, left + 1, 0, number))  # if it is this one, go to the end
-    program.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))  # let it pass
-    program.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FF00000))  # tell the tracer
+    for remaining, number in enumerate(reversed(numbers)):
+        program.insert(1, struct.pack("HBBI", 0x15, remaining + 1, 0, number))  # jump to the end if this call matches
+    program.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FFF0000))  # allow the call
+    program.append(struct.pack("HBBI", 0x06, 0, 0, 0x7FF00000))  # notify the tracer
     code = ctypes.create_string_buffer(b"".join(program))
     filter_of = struct.pack("HxxxxxxP", len(program), ctypes.addressof(code))
     if _libc.prctl(38, 1, 0, 0, 0) or _libc.prctl(22, 2, ctypes.create_string_buffer(filter_of), 0, 0):
@@ -88,7 +88,7 @@ def stop_at_files() -> None:
 
 
 def follow(child: int, below: Path, kill_before: int | None) -> Traced:
-    """See a seized child to its end: what it does below a folder; killed before operation `kill_before`, from 0."""
+    """Trace a seized child's operations below a folder to its end; kill it before operation `kill_before`, from 0."""
     traced = Traced(0)
     while True:
         try:
@@ -114,18 +114,18 @@ def follow(child: int, below: Path, kill_before: int | None) -> Traced:
             else:
                 _ptrace(_CONT, thread, data=0 if event else number)
         except ProcessLookupError:
-            continue  # it is dying
+            continue  # the thread is dying
 
 
 def _operation(thread: int, below: Path) -> tuple[str, str] | None:
-    """The call at which a thread stands and the path that it changes; None where that is not below the folder."""
+    """Return the call at which a thread stopped and the path that it changes; None for paths outside the folder."""
     info = ctypes.create_string_buffer(96)
     try:
         _ptrace(_SYSCALL_INFO, thread, address=len(info), data=ctypes.addressof(info))
     except ProcessLookupError:
         return None
     number, *arguments = struct.unpack_from("7Q", info.raw, 24)
-    name = next(call for call, known in _CALLS[platform.machine()].items() if known == number)
+    name = next(call for call, call_number in _CALLS[platform.machine()].items() if call_number == number)
     try:
         if name in _FLAGS and not arguments[_FLAGS[name]] & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
             return None
@@ -139,15 +139,15 @@ def _operation(thread: int, below: Path) -> tuple[str, str] | None:
     return (name, ours[-1]) if ours else None
 
 
-def _path(thread: int, arguments: list[int], folder: int | None, place: int) -> str:
+def _path(thread: int, arguments: list[int], folder: int | None, argument: int) -> str:
     with Path(f"/proc/{thread}/mem").open("rb", buffering=0) as memory:
         text = b""
         while b"\0" not in text:
-            at = arguments[place] + len(text)
+            at = arguments[argument] + len(text)
             text += os.pread(memory.fileno(), 4096 - at % 4096, at)
     path = os.fsdecode(text.partition(b"\0")[0])
-    given = _AT_FDCWD if folder is None else ctypes.c_int(arguments[folder] & 0xFFFFFFFF).value
-    beside = str(Path(f"/proc/{thread}/cwd").readlink()) if given == _AT_FDCWD else _descriptor(thread, given)
+    descriptor = _AT_FDCWD if folder is None else ctypes.c_int(arguments[folder] & 0xFFFFFFFF).value
+    beside = str(Path(f"/proc/{thread}/cwd").readlink()) if descriptor == _AT_FDCWD else _descriptor(thread, descriptor)
     return os.path.normpath(Path(beside, path))
 
 

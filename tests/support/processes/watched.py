@@ -1,4 +1,4 @@
-"""A command in a process of its own, whose memory the system tells."""
+"""Run a command in its own process, whose memory the system reports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ finally:
 
 @dataclass(frozen=True)
 class Left:
-    """How a process left: its exit code, what it wrote, the most bytes that it held."""
+    """The end of a process: its exit code, its output, and the most bytes that it used."""
 
     exit_code: int
     stdout: str
@@ -35,11 +35,11 @@ class Left:
 def watched(
     *command: str | Path, stream: IO[bytes] | None = None, environment: Mapping[str, str] | None = None
 ) -> Left:
-    """Run a command as a user does, with a stream on its standard input and more in its environment, where given."""
+    """Run a command as a user does, optionally with a stream as standard input and more environment variables."""
     with tempfile.TemporaryDirectory() as folder:
-        held = Path(folder) / "held"
+        peak_file = Path(folder) / "held"
         done = subprocess.run(
-            [sys.executable, "-c", _WATCHED, str(held), *map(str, command)],
+            [sys.executable, "-c", _WATCHED, str(peak_file), *map(str, command)],
             stdin=stream or subprocess.DEVNULL,
             env={**os.environ, **(environment or {})},
             capture_output=True,
@@ -47,4 +47,4 @@ def watched(
             timeout=300,
             check=False,
         )
-        return Left(done.returncode, done.stdout, done.stderr, int(held.read_text()) * 1024)
+        return Left(done.returncode, done.stdout, done.stderr, int(peak_file.read_text()) * 1024)
