@@ -1,4 +1,4 @@
-"""Exact shares of the ring, held against an oracle that walks every boundary with big integers."""
+"""Exact shares of the ring, compared with an oracle that visits every boundary with big integers."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cdc_platform.ring import FIRST_TOKEN, LAST_TOKEN, Node, Ring
 
 Owners = dict[int, tuple[int, int]]
 RING_SIZE = 2**64 - 1
-# The oracle walks every window, so it is asked for few of them.
+# The oracle visits every window, so the windows are few.
 few_windows = st.dictionaries(
     st.one_of(
         st.sampled_from([FIRST_TOKEN, -1, 0, 1, LAST_TOKEN - 1, LAST_TOKEN]), st.integers(FIRST_TOKEN, LAST_TOKEN)
@@ -36,36 +36,36 @@ few_windows = st.dictionaries(
 )
 
 
-def ring_of(owners: Owners) -> Ring:
-    """A ring in which every token has a node of its own."""
+def make_ring(owners: Owners) -> Ring:
+    """Return a ring in which every token has its own node."""
     return Ring.of(Node(UUID(int=number), (token,), *owners[token]) for number, token in enumerate(owners, start=1))
 
 
 def boundaries(owners: Owners) -> set[int]:
-    """The last tokens before a shard of any owner begins, and every range end."""
-    found = {*owners, LAST_TOKEN}
+    """Return the last tokens before a shard of any owner begins, and every range end."""
+    last_tokens = {*owners, LAST_TOKEN}
     for shards, msb in set(owners.values()):
         for window in range(1 << msb):
             for start in oracle.shard_starts(shards, msb):
-                found.add((window << (64 - msb)) + start - 2**63 - 1)
-    return {token for token in found if FIRST_TOKEN <= token <= LAST_TOKEN}
+                last_tokens.add((window << (64 - msb)) + start - 2**63 - 1)
+    return {token for token in last_tokens if FIRST_TOKEN <= token <= LAST_TOKEN}
 
 
 def owner_at(owners: Owners, token: int) -> int:
-    """The token that ends the range which holds `token`."""
+    """Return the token that ends the range with `token`."""
     return min((end for end in owners if end >= token), default=min(owners))
 
 
 def slow(layout: Owners, ring: Owners) -> tuple[Fraction, Fraction]:
-    """Shares of vnode and shard colocation, piece by piece."""
-    found = list(pieces(layout, ring))
-    in_vnode = sum(width * same_vnode for _, _, width, same_vnode, _ in found)
-    on_shard = sum(width * same_shard for _, _, width, _, same_shard in found)
+    """Return the shares of vnode and shard colocation, computed piece by piece."""
+    parts = list(pieces(layout, ring))
+    in_vnode = sum(width * same_vnode for _, _, width, same_vnode, _ in parts)
+    on_shard = sum(width * same_shard for _, _, width, _, same_shard in parts)
     return Fraction(in_vnode, RING_SIZE), Fraction(on_shard, RING_SIZE)
 
 
 def pieces(layout: Owners, ring: Owners) -> Iterator[tuple[int, int, int, bool, bool]]:
-    """The ring in pieces: the end of their vnode, their shard, how many keys; whether the stream lies in both."""
+    """Yield the ring in pieces: vnode end, shard, number of keys, and whether the stream is in that vnode and shard."""
     last_tokens = sorted(boundaries(layout) | boundaries(ring))
     ends = sorted(layout)
     before = FIRST_TOKEN - 1
@@ -84,52 +84,58 @@ def pieces(layout: Owners, ring: Owners) -> Iterator[tuple[int, int, int, bool, 
 
 @given(few_windows, few_windows)
 def test_any_generation_on_any_ring(layout: Owners, ring: Owners) -> None:
-    """Other tokens, other sharding, ranges that wrap: the same shares as piece by piece."""
-    found = compute_colocation(RingLayout.of(ring_of(layout)), ring_of(ring))
-    assert (found.vnode, found.shard) == tuple(map(float, slow(layout, ring)))
+    """With other tokens, other sharding and wrapping ranges, the shares equal those computed piece by piece."""
+    colocation = compute_colocation(RingLayout.of(make_ring(layout)), make_ring(ring))
+    assert (colocation.vnode, colocation.shard) == tuple(map(float, slow(layout, ring)))
 
 
 @given(few_windows, few_windows)
 def test_each_shard_of_each_node_has_its_part(layout: Owners, owners: Owners) -> None:
-    """Every key lies on one shard of one node; those whose stream lies there too are the ones found piece by piece."""
-    ring = ring_of(owners)
-    found = compute_colocation_by_shard(RingLayout.of(ring_of(layout)), ring)
-    there: dict[tuple[int, int], tuple[int, int]] = {}
+    """Every key is on one shard of one node; the colocated keys per shard equal those computed piece by piece."""
+    ring = make_ring(owners)
+    by_shard = compute_colocation_by_shard(RingLayout.of(make_ring(layout)), ring)
+    totals: dict[tuple[int, int], tuple[int, int]] = {}
     for end, shard, width, _, same_shard in pieces(layout, owners):
         number = list(owners).index(end)
-        so_far = there.get((number, shard), (0, 0))
-        there[number, shard] = so_far[0] + width, so_far[1] + width * same_shard
-    told = zip(found.nodes.tolist(), found.shards.tolist(), found.tokens.tolist(), found.on_shard.tolist(), strict=True)
+        so_far = totals.get((number, shard), (0, 0))
+        totals[number, shard] = so_far[0] + width, so_far[1] + width * same_shard
+    columns = zip(
+        by_shard.nodes.tolist(),
+        by_shard.shards.tolist(),
+        by_shard.tokens.tolist(),
+        by_shard.on_shard.tolist(),
+        strict=True,
+    )
     hosts = [node.host_id.int - 1 for node in ring.nodes]
-    assert {(hosts[node], shard): (total, same) for node, shard, total, same in told if total} == there
-    assert sum(found.in_vnode.tolist()) == sum(width * same for _, _, width, same, _ in pieces(layout, owners))
+    assert {(hosts[node], shard): (total, same) for node, shard, total, same in columns if total} == totals
+    assert sum(by_shard.in_vnode.tolist()) == sum(width * same for _, _, width, same, _ in pieces(layout, owners))
 
 
 @given(few_windows, st.data())
 def test_a_resharded_node_and_a_node_that_left(layout: Owners, data: st.DataObject) -> None:
-    """Tokens of the same ring with other sharding, some of them gone: vnodes stay colocated, shards not all."""
-    kept = data.draw(st.lists(st.sampled_from(sorted(layout)), min_size=1, unique=True))
-    ring = {token: data.draw(st.sampled_from([layout[token], (2, 0), (5, 2), (1, 3)])) for token in kept}
-    found = compute_colocation(RingLayout.of(ring_of(layout)), ring_of(ring))
-    assert (found.vnode, found.shard) == (1.0, float(slow(layout, ring)[1]))
+    """After resharding and removals, vnodes stay colocated, and shards as computed piece by piece."""
+    remaining_tokens = data.draw(st.lists(st.sampled_from(sorted(layout)), min_size=1, unique=True))
+    ring = {token: data.draw(st.sampled_from([layout[token], (2, 0), (5, 2), (1, 3)])) for token in remaining_tokens}
+    colocation = compute_colocation(RingLayout.of(make_ring(layout)), make_ring(ring))
+    assert (colocation.vnode, colocation.shard) == (1.0, float(slow(layout, ring)[1]))
 
 
 @given(rings())
 def test_a_fresh_generation_colocates_everything(owners: Owners) -> None:
-    """However a ring is sharded."""
-    ring = ring_of(owners)
-    found = compute_colocation(RingLayout.of(ring), ring)
-    assert (found.vnode, found.shard) == (1.0, 1.0)
+    """A fresh generation colocates all keys, whatever the ring's sharding."""
+    ring = make_ring(owners)
+    colocation = compute_colocation(RingLayout.of(ring), ring)
+    assert (colocation.vnode, colocation.shard) == (1.0, 1.0)
 
 
 @pytest.mark.parametrize("msbs", [(12, 12), (12, 31), (31, 31), (0, 31)])
 def test_windows_are_never_walked(msbs: tuple[int, int]) -> None:
-    """A ring of 2^31 windows has its share at once, and it is the one that a random sample finds."""
+    """The share of a ring with 2^31 windows is computed at once, and equals that of a random sample."""
     layout = RingLayout.of(Ring.of([Node(UUID(int=1), (0,), 64, msbs[0])]))
     ring = Ring.of([Node(UUID(int=1), (0,), 48, msbs[1])])
-    made = generate_description(layout, UUID(int=9))
+    description = generate_description(layout, UUID(int=9))
     tokens = np.random.default_rng(3).integers(FIRST_TOKEN, LAST_TOKEN, 200_000, dtype=np.int64)
-    streams = np.ascontiguousarray(made.streams_of(tokens)[:, :8]).view(">i8").ravel()
+    streams = np.ascontiguousarray(description.streams_of(tokens)[:, :8]).view(">i8").ravel()
     from cdc_platform.ring import shard_of
 
     sampled = float((shard_of(streams.astype(np.int64), 48, msbs[1]) == shard_of(tokens, 48, msbs[1])).mean())
@@ -137,18 +143,18 @@ def test_windows_are_never_walked(msbs: tuple[int, int]) -> None:
 
 
 def test_a_joining_node_splits_vnodes_that_the_old_generation_does_not_know() -> None:
-    """The window of gossip: of the range that was split, keys before and after the token are colocated in one half."""
+    """While gossip spreads, only part of the keys of a split range are colocated."""
     old = Ring.of([Node(UUID(int=1), (0,), 1, 0)])
     after = old.join(Node(UUID(int=2), (-(2**62),), 1, 0))
-    # One stream, at token 1: it shares the vnode of (0, -2^62], three quarters of the ring; the rest has lost it.
-    found = compute_colocation(RingLayout.of(old), after)
-    assert (found.vnode, found.shard) == (pytest.approx(0.75), pytest.approx(0.75))
+    # One stream at token 1 shares the vnode of (0, -2^62], three quarters of the ring; the rest is not colocated.
+    colocation = compute_colocation(RingLayout.of(old), after)
+    assert (colocation.vnode, colocation.shard) == (pytest.approx(0.75), pytest.approx(0.75))
 
 
 @given(few_windows, few_windows)
 def test_two_generations_share_no_stream(old: Owners, new: Owners) -> None:
-    """Fresh random bits: every write goes to another stream, as comparing all of them says."""
-    layouts = [RingLayout.of(ring_of(owners)) for owners in (old, new)]
+    """With fresh random bits every write gets another stream, as a comparison of all streams confirms."""
+    layouts = [RingLayout.of(make_ring(owners)) for owners in (old, new)]
     ids = UUID(int=1), UUID(int=2)
     expected = compare_generations(
         *(generate_description(layout, id) for layout, id in zip(layouts, ids, strict=True))
@@ -158,18 +164,18 @@ def test_two_generations_share_no_stream(old: Owners, new: Owners) -> None:
 
 @given(few_windows, few_windows)
 def test_streams_that_are_shared_are_found(old: Owners, brought: Owners) -> None:
-    """With the same random bits, ranges of the same index share streams: exactly those that a full comparison finds."""
-    layouts = [RingLayout.of(ring_of(owners)) for owners in (old, brought | old)]
+    """With equal random bits, ranges of one index share the streams that a full comparison finds."""
+    layouts = [RingLayout.of(make_ring(owners)) for owners in (old, brought | old)]
     expected = compare_generations(*(generate_description(layout, UUID(int=1)) for layout in layouts)).changed_share
     assert compute_changed_share(layouts[0], UUID(int=1), layouts[1], UUID(int=1)) == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_large_ring_is_counted_without_its_streams() -> None:
-    """A ring of 1,638,400 streams, one of its hundred nodes resharded: only its hundredth is counted by stream."""
+    """In a ring of 1,638,400 streams with one of a hundred nodes resharded, only that node's part is counted."""
     tokens = np.random.default_rng(5).integers(FIRST_TOKEN, LAST_TOKEN, 25_600, dtype=np.int64)
     nodes = [Node(UUID(int=n + 1), tuple(tokens[n::100].tolist()), 64, 12) for n in range(100)]
     layout = RingLayout.of(Ring.of(nodes))
     resharded = Ring.of([Node(nodes[0].host_id, nodes[0].tokens, 48, 12), *nodes[1:]])
-    found = compute_colocation(layout, resharded)
-    assert found.vnode == 1.0
-    assert 0.99 < found.shard < 0.9999
+    colocation = compute_colocation(layout, resharded)
+    assert colocation.vnode == 1.0
+    assert 0.99 < colocation.shard < 0.9999

@@ -1,4 +1,4 @@
-"""When a generation can hold no row any more, held against rows that are written and live one by one."""
+"""When a generation can have no live rows any more, compared with single rows that are written and expire."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ TIMES = [100, 200, 300]
 
 
 def expiry(*tables: list[CdcSettingsChange], times: list[int] = TIMES, margins: ClockMargins = STRICT) -> list[int]:
-    """When each generation expires, given everything said of each table."""
+    """Return when each generation expires, given each table's settings changes."""
     logs = [log for log in map(build_log_ttl_history, tables) if log is not None]
     return expires_at_us(times, logs, margins).tolist()
 
 
 def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> CdcSettingsChange:
-    """A table that is told of, with CDC on."""
+    """Return a newly registered table with CDC enabled."""
     return CdcSettingsChange(at, Microseconds(at) if created is None else Microseconds(created), True, ttl)
 
 
@@ -45,11 +45,11 @@ def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Cd
     ("said", "expected"),
     [
         ([], [202, 302, NEVER_US]),
-        # T(k+1) + skew + TTL; the newest generation never.
+        # T(k+1) + skew + TTL; the newest generation never expires.
         ([added(Microseconds(0), Microseconds(1000))], [1202, 1302, NEVER_US]),
-        # Told late of a log that was there: its TTL counts from its creation.
+        # A log registered late: its TTL counts from its creation.
         ([added(Microseconds(500), Microseconds(1000), created=50)], [1202, 1302, NEVER_US]),
-        # ttl 0 at any time while k operated.
+        # A TTL of 0 at any time while generation k operated.
         ([added(Microseconds(0), Microseconds(0))], [NEVER_US, NEVER_US, NEVER_US]),
         (
             [
@@ -65,7 +65,7 @@ def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Cd
             ],
             [212, NEVER_US, NEVER_US],
         ),
-        # Lowering shortens nothing that is written.
+        # A lower TTL shortens no written row.
         (
             [
                 added(Microseconds(0), Microseconds(1000)),
@@ -73,7 +73,7 @@ def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Cd
             ],
             [1202, 312, NEVER_US],
         ),
-        # Raising counts from the change on.
+        # A higher TTL counts from the change on.
         (
             [
                 added(Microseconds(0), Microseconds(10)),
@@ -81,7 +81,7 @@ def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Cd
             ],
             [212, 1302, NEVER_US],
         ),
-        # A spell between two changes counts too.
+        # A period between two changes counts, too.
         (
             [
                 added(Microseconds(0), Microseconds(10)),
@@ -90,11 +90,11 @@ def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Cd
             ],
             [702, 312, NEVER_US],
         ),
-        # Created after T(k+1), or at it: no row of k.
+        # Created at T(k+1) or later: no row of k.
         ([added(Microseconds(200), Microseconds(1000))], [202, 1302, NEVER_US]),
         ([added(Microseconds(201), Microseconds(1000))], [202, 1302, NEVER_US]),
         ([added(Microseconds(199), Microseconds(1000))], [1202, 1302, NEVER_US]),
-        # While CDC is off no rows are written.
+        # Without CDC, no rows are written.
         (
             [
                 added(Microseconds(0), Microseconds(1000)),
@@ -117,7 +117,7 @@ def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Cd
             ],
             [202, 1302, NEVER_US],
         ),
-        # A dropped log lets go, and a new one of the same name holds from its creation.
+        # A dropped log retains nothing, and a new log of the same name retains from its creation.
         (
             [
                 added(Microseconds(0), Microseconds(0)),
@@ -133,7 +133,7 @@ def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Cd
             ],
             [202, 312, NEVER_US],
         ),
-        # Put back with its old creation it has lost nothing.
+        # A log restored with its old creation time has lost nothing.
         (
             [
                 added(Microseconds(0), Microseconds(1000)),
@@ -145,7 +145,7 @@ def added(at: Microseconds, ttl: Microseconds, created: int | None = None) -> Cd
     ],
 )
 def test_worked_examples(said: list[CdcSettingsChange], expected: list[int]) -> None:
-    """One table at a time, under the strict policy."""
+    """Examples of one table each, under the strict policy."""
     assert expiry(said) == expected
 
 
@@ -163,8 +163,8 @@ def test_the_table_with_the_longest_ttl_decides() -> None:
     ]
 
 
-def test_writes_to_the_generation_before_are_waited_for() -> None:
-    """Only `recent-past` takes them, a leeway long; a table that comes in that time holds the generation before."""
+def test_late_writes_to_the_previous_generation_delay_expiry() -> None:
+    """Only `recent-past` accepts such writes, for one leeway; a table created in that time counts for them."""
     margins = ClockMargins.of("recent-past", Microseconds(5), Microseconds(2))
     assert (margins.late_us, ClockMargins.of("strict", Microseconds(5), Microseconds(2)).late_us) == (5, 0)
     assert expiry([added(Microseconds(0), Microseconds(1000))], margins=margins) == [1207, 1307, NEVER_US]
@@ -172,8 +172,8 @@ def test_writes_to_the_generation_before_are_waited_for() -> None:
     assert expiry([added(Microseconds(205), Microseconds(1000))], margins=margins)[0] == 207
 
 
-def test_a_lowered_ttl_counts_for_what_was_written_ahead_of_the_clock() -> None:
-    """A row of k can be written a leeway before T(k), and then has the TTL of that moment."""
+def test_a_lowered_ttl_counts_for_writes_ahead_of_the_clock() -> None:
+    """A row of k can be written one leeway before T(k), with the TTL of that time."""
     assert (
         expiry(
             [
@@ -196,14 +196,14 @@ def test_a_lowered_ttl_counts_for_what_was_written_ahead_of_the_clock() -> None:
 
 @pytest.mark.parametrize("times", [[], [100]])
 def test_without_a_successor_nothing_expires(times: list[int]) -> None:
-    """However short the TTLs are."""
+    """Without a successor a generation never expires, however short the TTLs are."""
     assert expiry([added(Microseconds(0), Microseconds(1))], times=times) == [NEVER_US] * len(times)
     assert written_until_us(times, STRICT).tolist() == [NEVER_US] * len(times)
     assert find_unread_generations(times, NEVER_US).tolist() == [True] * len(times)
 
 
 def test_a_reader_retains_unread_sets() -> None:
-    """It is done with k when it has reached T(k+1), and never with the newest."""
+    """A reader has read k when it reaches T(k+1), and never has read the newest generation."""
     assert [
         find_unread_generations(TIMES, Microseconds(position)).tolist() for position in (0, 199, 200, 299, 300)
     ] == [
@@ -216,7 +216,7 @@ def test_a_reader_retains_unread_sets() -> None:
 
 
 def test_changes_out_of_order_are_refused() -> None:
-    """Which TTL is in force follows from the order alone."""
+    """The current TTL follows from the order of changes alone."""
     with pytest.raises(InputError, match="grow in time"):
         build_log_ttl_history([added(Microseconds(10), Microseconds(1)), added(Microseconds(10), Microseconds(2))])
 
@@ -224,20 +224,20 @@ def test_changes_out_of_order_are_refused() -> None:
 def test_ten_thousand_generations_take_no_time_per_generation() -> None:
     """All generations are one array: fifty tables of ten changes each are five hundred passes."""
     times = np.arange(10_000, dtype=np.int64) * 1_000_000
-    said = [
+    changes = [
         CdcSettingsChange(Microseconds(at), Microseconds(0), True, Microseconds(1 + at % 7))
         for at in range(0, 10_000_000_000, 1_000_000_000)
     ]
-    log = build_log_ttl_history(said)
+    log = build_log_ttl_history(changes)
     assert log is not None
-    found = expires_at_us(times, [log] * 50, STRICT)
-    assert found.shape == (10_000,)
-    assert (np.diff(found[:-1]) > 0).all()
+    expiries = expires_at_us(times, [log] * 50, STRICT)
+    assert expiries.shape == (10_000,)
+    assert (np.diff(expiries[:-1]) > 0).all()
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the log: its generation, and until when it lives (None: for ever)."""
+    """A row of the log: its generation, and the end of its life (None: no end)."""
 
     generation: int
     lives_until: int | None
@@ -245,16 +245,17 @@ class Row:
 
 def written(
     times: list[int],
-    said: list[CdcSettingsChange],
+    changes: list[CdcSettingsChange],
     at: int,
     skew: int,
     ahead: int,
     policy: AcceptancePolicy,
     leeway: int,
 ) -> Row | None:
-    """The row that a coordinator writes at a true time, if it takes the write and the table is logged then.
+    """Return the row that a coordinator writes, or None if it refuses the write or the table is not logged.
 
-    Its clock is off by `skew`; the write's timestamp is `ahead` of that clock. Plain integers, from the rules alone.
+    Its clock is off by `skew`, and the write's timestamp is `ahead` of that clock. Plain integers, from the rules
+    alone.
     """
     clock = at + skew
     timestamp = clock + ahead
@@ -263,7 +264,7 @@ def written(
     row = bisect_right(times, timestamp) - 1
     current = bisect_right(times, clock) - 1
     too_old = row < current and (policy == "strict" or timestamp <= clock - leeway)
-    in_force = [change for change in said if change.at_us <= at]
+    in_force = [change for change in changes if change.at_us <= at]
     if row < 0 or current < 0 or too_old or not in_force or in_force[-1].dropped or not in_force[-1].enabled:
         return None
     if clock < (in_force[-1].created_us or 0):
@@ -277,25 +278,25 @@ generations = st.lists(st.integers(0, 400), min_size=1, max_size=6, unique=True)
 
 @st.composite
 def lives(draw: st.DrawFn) -> tuple[list[int], list[CdcSettingsChange]]:
-    """Generations, and everything said of one table: it is added, altered, dropped and added again, often near them."""
+    """Draw generations, and the changes of one table, which is added, altered, dropped and added, often near them."""
     times = draw(generations)
     near = st.builds(lambda time, away: max(time + away, 0), st.sampled_from(times), st.integers(-12, 12))
-    moments = draw(st.lists(st.one_of(near, st.integers(0, 450)), min_size=1, max_size=6, unique=True).map(sorted))
-    said: list[CdcSettingsChange] = []
-    for at in moments:
+    instants = draw(st.lists(st.one_of(near, st.integers(0, 450)), min_size=1, max_size=6, unique=True).map(sorted))
+    changes: list[CdcSettingsChange] = []
+    for at in instants:
         ttl = draw(st.sampled_from([0, 1, 3, 20, 150]))
-        if not said or said[-1].dropped:
-            said.append(
+        if not changes or changes[-1].dropped:
+            changes.append(
                 CdcSettingsChange(Microseconds(at), Microseconds(at), draw(st.integers(0, 3)) > 0, Microseconds(ttl))
             )
         else:
             dropped = draw(st.integers(0, 5)) == 0
-            said.append(
+            changes.append(
                 CdcSettingsChange(
-                    Microseconds(at), said[-1].created_us, draw(st.integers(0, 3)) > 0, Microseconds(ttl), dropped
+                    Microseconds(at), changes[-1].created_us, draw(st.integers(0, 3)) > 0, Microseconds(ttl), dropped
                 )
             )
-    return times, said
+    return times, changes
 
 
 AHEAD = (
@@ -308,7 +309,7 @@ AHEAD = (
 
 
 @settings(max_examples=examples(100))
-@example(life=AHEAD, policy="strict", leeway=8, skew=0)  # lowered while writes run ahead into the next generation
+@example(life=AHEAD, policy="strict", leeway=8, skew=0)  # lowered while writes are ahead, in the next generation
 @example(life=AHEAD, policy="strict", leeway=2, skew=6)
 @given(
     life=lives(),
@@ -319,53 +320,53 @@ AHEAD = (
 def test_no_row_outlives_its_generation(
     life: tuple[list[int], list[CdcSettingsChange]], policy: AcceptancePolicy, leeway: Microseconds, skew: Microseconds
 ) -> None:
-    """Whatever is written, by clocks that are off, around any change: it is gone when its generation has expired."""
-    times, said = life
-    found = expiry(said, times=times, margins=ClockMargins.of(policy, leeway, skew))
-    turns = [*times, *(change.at_us for change in said)]
-    last_drop = max((change.at_us for change in said if change.dropped), default=-1)
-    moments = sorted({turn + away for turn in turns for away in range(-12, 13)})
-    for at in moments:
+    """Any row, written with skewed clocks near any change, has expired when its generation expires."""
+    times, changes = life
+    expiries = expiry(changes, times=times, margins=ClockMargins.of(policy, leeway, skew))
+    turning_points = [*times, *(change.at_us for change in changes)]
+    last_drop = max((change.at_us for change in changes if change.dropped), default=-1)
+    instants = sorted({point + away for point in turning_points for away in range(-12, 13)})
+    for at in instants:
         for off in (-skew, 0, skew):
             for ahead in {-leeway, 1 - leeway, 0, leeway - 1}:
-                row = written(times, said, at, off, ahead, policy, leeway)
-                if row is None or at < last_drop:  # a drop takes its rows with it
+                row = written(times, changes, at, off, ahead, policy, leeway)
+                if row is None or at < last_drop:  # a drop removes its rows
                     continue
-                assert found[row.generation] == NEVER_US or row.lives_until is not None
-                assert row.lives_until is None or row.lives_until <= found[row.generation]
+                assert expiries[row.generation] == NEVER_US or row.lives_until is not None
+                assert row.lives_until is None or row.lives_until <= expiries[row.generation]
 
 
 @given(life=lives())
 def test_nothing_is_retained_longer_than_the_rule_requires(life: tuple[list[int], list[CdcSettingsChange]]) -> None:
-    """Without margins: T(k+1) and the largest TTL in force in [T(k), T(k+1)), looked up moment by moment."""
-    times, said = life
-    assume(not said[-1].dropped)
-    created = said[-1].created_us
+    """Without margins a generation expires at T(k+1) plus the largest TTL within [T(k), T(k+1))."""
+    times, changes = life
+    assume(not changes[-1].dropped)
+    created = changes[-1].created_us
     assert created is not None
-    found = expiry(said, times=times, margins=ClockMargins(Microseconds(0), Microseconds(0), Microseconds(0)))
+    expiries = expiry(changes, times=times, margins=ClockMargins(Microseconds(0), Microseconds(0), Microseconds(0)))
     for k, (begin, end) in enumerate(pairwise(times)):
-        standing = [[c for c in said if c.at_us <= moment][-1:] for moment in range(max(begin, created), end)]
+        standing = [[c for c in changes if c.at_us <= instant][-1:] for instant in range(max(begin, created), end)]
         ttls = [change.ttl_us for [change] in filter(None, standing) if change.enabled]
-        assert found[k] == (NEVER_US if 0 in ttls else end + max(ttls, default=0))
-    assert found[-1] == NEVER_US
+        assert expiries[k] == (NEVER_US if 0 in ttls else end + max(ttls, default=0))
+    assert expiries[-1] == NEVER_US
 
 
 @given(life=lives(), policy=st.sampled_from(["strict", "recent-past"]))
 def test_tables_without_retained_rows_are_not_named(
     life: tuple[list[int], list[CdcSettingsChange]], policy: AcceptancePolicy
 ) -> None:
-    """A log that cannot hold rows of a generation answers 0 for it, any other at least the end of its writes."""
-    times, said = life
-    log = build_log_ttl_history(said)
+    """A log that cannot have rows of a generation returns 0 for it, another at least the end of its writes."""
+    times, changes = life
+    log = build_log_ttl_history(changes)
     assume(log is not None)
     assert log is not None
     margins = ClockMargins.of(policy, Microseconds(5), Microseconds(2))
-    held = live_until_us(times, log, margins)
-    assert ((held == 0) | (held >= written_until_us(times, margins))).all()
+    live_until = live_until_us(times, log, margins)
+    assert ((live_until == 0) | (live_until >= written_until_us(times, margins))).all()
 
 
-def test_what_is_not_known_counts_as_the_worst_case() -> None:
-    """Unknown age: older than every generation. Unknown TTL: rows never expire; each only where it is not known."""
+def test_unknown_settings_count_as_the_worst_case() -> None:
+    """A log of unknown age is older than every generation; with an unknown TTL its rows never expire."""
     seen = CdcSettingsChange(Microseconds(250), None, True, Microseconds(10), seen=True)
     assert expiry([seen]) == [NEVER_US, NEVER_US, NEVER_US]
     assert expiry([replace(seen, created_us=Microseconds(250))]) == [202, 312, NEVER_US]
@@ -373,7 +374,7 @@ def test_what_is_not_known_counts_as_the_worst_case() -> None:
     # A log of unknown age whose TTL is known since before the first generation.
     assert expiry([replace(seen, at_us=Microseconds(0))]) == [212, 312, NEVER_US]
     assert expiry([CdcSettingsChange(Microseconds(0), None, True, Microseconds(10))]) == [212, 312, NEVER_US]
-    # A detached log: its CDC is off when it is seen, and nobody knows for how long.
+    # A detached log: its CDC is off when it is observed, since an unknown time.
     assert expiry([replace(seen, enabled=False)]) == [NEVER_US, NEVER_US, NEVER_US]
     before = CdcSettingsChange(Microseconds(0), Microseconds(0), True, Microseconds(10))
     assert expiry([before, replace(seen, created_us=Microseconds(0), enabled=False)]) == [212, 312, NEVER_US]
@@ -381,7 +382,7 @@ def test_what_is_not_known_counts_as_the_worst_case() -> None:
 
 @pytest.mark.parametrize(("ttl", "expected"), [(10, [212, 312, NEVER_US]), (20, [212, NEVER_US, NEVER_US])])
 def test_a_change_that_was_only_seen_may_have_come_at_any_time(ttl: Microseconds, expected: list[int]) -> None:
-    """Between two looks at another TTL it may have been any TTL; at the same TTL it was that one, whether on or off."""
+    """If the TTL changed between two observations, it may have been any in between; if not, it was that one."""
     first = CdcSettingsChange(Microseconds(210), Microseconds(0), True, Microseconds(10))
     known = replace(first, at_us=Microseconds(0))
     for enabled in (True, False):
@@ -393,14 +394,14 @@ def test_a_change_that_was_only_seen_may_have_come_at_any_time(ttl: Microseconds
 def test_knowing_less_frees_nothing(
     life: tuple[list[int], list[CdcSettingsChange]], forgotten: set[int], aged: bool
 ) -> None:
-    """Whatever of a history is not known, no generation expires earlier than by all of it."""
-    times, said = life
+    """A history with any part unknown lets no generation expire earlier than the full history."""
+    times, changes = life
     less = [
         replace(
             change,
-            seen=not change.dropped and (change.seen or place in forgotten),
+            seen=not change.dropped and (change.seen or index in forgotten),
             created_us=None if aged else change.created_us,
         )
-        for place, change in enumerate(said)
+        for index, change in enumerate(changes)
     ]
-    assert all(now >= then for now, then in zip(expiry(less, times=times), expiry(said, times=times), strict=True))
+    assert all(now >= then for now, then in zip(expiry(less, times=times), expiry(changes, times=times), strict=True))

@@ -15,13 +15,13 @@ from cdc_platform.generations import GenerationId, parse_generation_id
 
 @given(st.integers(0, 2**63 - 1), st.none() | st.uuids())
 def test_ids_survive_their_text(time_ms: Milliseconds, uuid: UUID | None) -> None:
-    """What is gossiped is what is learned."""
+    """Parsing the gossiped text returns the generation ID."""
     known = GenerationId(time_ms, uuid)
     assert parse_generation_id(known.gossip_text) == known
 
 
 def test_formats() -> None:
-    """V1 is a timestamp alone; V2 spells both, the UUID in lower case."""
+    """V1 is a timestamp alone; V2 has the timestamp and the UUID in lower case."""
     uuid = UUID("AB0D4E8C-0000-4000-8000-00000000000A")
     assert [GenerationId(Milliseconds(5)).gossip_text, GenerationId(Milliseconds(5)).format] == ["5", "v1"]
     assert GenerationId(Milliseconds(5), uuid).gossip_text == "v2;5;ab0d4e8c-0000-4000-8000-00000000000a"
@@ -30,7 +30,7 @@ def test_formats() -> None:
 
 
 def test_the_empty_text_is_no_generation() -> None:
-    """A node that knows of no generation gossips nothing."""
+    """A node without a generation gossips an empty text."""
     assert parse_generation_id("") is None
 
 
@@ -53,6 +53,6 @@ def test_the_empty_text_is_no_generation() -> None:
     ],
 )
 def test_other_texts_are_refused(text: str) -> None:
-    """Neither form: told, never guessed."""
+    """A text in neither format raises an InputError."""
     with pytest.raises(InputError, match="generation"):
         parse_generation_id(text)

@@ -1,4 +1,4 @@
-"""When a new generation starts to operate."""
+"""The start time of a new generation."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from cdc_platform.generations import choose_generation_timestamp, new_generation
 
 
 def test_timestamps_of_the_vectors(vectors: dict[str, Any]) -> None:
-    """The delay is two ring delays and the leeway; without a ring delay there is none."""
+    """The delay is two ring delays and the leeway; without a ring delay it is zero."""
     for row in vectors["generation_timestamp_ms"]:
         chosen = new_generation_timestamp(row["now"], ring_delay_ms=row["ring_delay_ms"], add_delay=row["add_delay"])
         assert chosen == row["result"]
 
 
 def test_the_defaults_and_a_generation_without_delay() -> None:
-    """65 seconds from now, or now."""
+    """By default a generation starts in 65 seconds; without delay, now."""
     assert new_generation_timestamp(Milliseconds(1_000)) == 66_000
     assert new_generation_timestamp(Milliseconds(1_000), add_delay=False) == 1_000
 
@@ -28,12 +28,12 @@ def test_the_defaults_and_a_generation_without_delay() -> None:
     ("candidate", "last", "chosen"), [(100, None, 100), (100, 99, 100), (100, 100, 101), (100, 105, 106)]
 )
 def test_generations_never_start_together(candidate: Milliseconds, last: Milliseconds | None, chosen: int) -> None:
-    """A candidate that is not after the newest generation moves just behind it."""
+    """A candidate that is not after the newest generation moves directly after it."""
     assert next_generation_timestamp(candidate, last, slack_ms=Milliseconds(5)) == chosen
 
 
 def test_a_clock_that_is_behind_is_reported() -> None:
-    """Beyond the slack both times and the mend are named."""
+    """Beyond the slack, the message names both times and the remedy."""
     with pytest.raises(StateError, match="clock is behind") as refused:
         next_generation_timestamp(Milliseconds(100), Milliseconds(106), slack_ms=Milliseconds(5))
     assert "1970-01-01T00:00:00.100Z" in str(refused.value)
@@ -53,7 +53,7 @@ def test_a_clock_that_is_behind_is_reported() -> None:
 def test_one_choice_from_clock_and_newest_generation(
     now: Milliseconds, last: Milliseconds | None, always: bool, chosen: int
 ) -> None:
-    """The very first starts at once unless told otherwise; later ones after the delay, and after the newest."""
+    """The first generation starts at once by default; later ones start after the delay and after the newest."""
     assert (
         choose_generation_timestamp(
             now, last, ring_delay_ms=Milliseconds(100), leeway_ms=Milliseconds(50), always_delay=always
@@ -63,7 +63,7 @@ def test_one_choice_from_clock_and_newest_generation(
 
 
 def test_no_choice_with_a_clock_that_is_behind() -> None:
-    """The newest generation may be one delay after the candidate, no more."""
+    """The newest generation may be at most one delay after the candidate."""
     with pytest.raises(StateError, match="more than 250 ms later"):
         choose_generation_timestamp(
             Milliseconds(1_000),

@@ -1,4 +1,4 @@
-"""Which V1 generations are too old to be rewritten: the vectors, and the documents' sentence taken word by word."""
+"""Which V1 generations are too old for a rewrite: by the vectors, and by the documentation's sentence."""
 
 from __future__ import annotations
 
@@ -17,23 +17,25 @@ logs = st.lists(st.builds(LogLifetime, st.integers(0, 300), st.integers(0, 400))
 
 
 def selected(generations: list[int], tables: list[LogLifetime], now: Milliseconds, **options: Any) -> list[int]:
-    """The generations that the rule keeps."""
+    """Return the generations that the rule selects."""
     mask = may_have_live_rows(generations, tables, now, **options)
-    return [time for time, kept in zip(generations, mask.tolist(), strict=True) if kept]
+    return [time for time, is_selected in zip(generations, mask.tolist(), strict=True) if is_selected]
 
 
 def test_the_refinement_gives_the_vectors(vectors: dict[str, Any]) -> None:
-    """With creation times and a margin of ten seconds: every vector, given in seconds."""
+    """With creation times and a margin of ten seconds, the selection equals every vector, given in seconds."""
     for vector in vectors["rewrite_v1_selection_seconds"]:
         tables = [LogLifetime(table["ttl"] * 1000, table["creation"] * 1000) for table in vector["tables"]]
         generations = [us_from_ms(time) for time in vector["generations"]]
-        found = selected(generations, tables, us_from_ms(vector["now"]), use_creation_time=True, clock_margin_ms=10_000)
-        assert found == [us_from_ms(time) for time in vector["rewritten"]], vector
+        rewritten = selected(
+            generations, tables, us_from_ms(vector["now"]), use_creation_time=True, clock_margin_ms=10_000
+        )
+        assert rewritten == [us_from_ms(time) for time in vector["rewritten"]], vector
 
 
 @given(times, logs, st.integers(0, 800))
 def test_the_default_is_the_documents_sentence(generations: list[int], tables: list[LogLifetime], now: int) -> None:
-    """Too old: some greater timestamp T has `now - ttl > T` for every table; where a TTL is 0 nothing ever expires."""
+    """Too old: for some later timestamp T, `now - ttl > T` for every table; with a TTL of 0 nothing expires."""
     expected = [
         time
         for time in generations
@@ -50,11 +52,11 @@ def test_the_default_is_the_documents_sentence(generations: list[int], tables: l
 def test_the_refinement_is_the_servers_rule(
     generations: list[int], tables: list[LogLifetime], now: int, margin: int
 ) -> None:
-    """From the generation that operates at the smallest limit on: the last at or before it, and all after it."""
+    """Select the last generation at or before the smallest limit, and all after it."""
     limit = min(
         max(table.created_at_ms or 0, now - table.ttl_ms if table.ttl_ms else -(2**62)) - margin for table in tables
     )
-    first = next((place for place, time in enumerate(generations) if time > limit), len(generations))
+    first = next((index for index, time in enumerate(generations) if time > limit), len(generations))
     expected = generations[max(first - 1, 0) :]
     assert selected(generations, tables, Milliseconds(now), use_creation_time=True, clock_margin_ms=margin) == expected
 
@@ -63,14 +65,14 @@ def test_the_refinement_is_the_servers_rule(
 def test_rewritten_generations_are_a_tail_with_the_newest(
     generations: list[int], tables: list[LogLifetime], now: int, creation: bool, margin: int
 ) -> None:
-    """The newest generation is always rewritten, and no generation is skipped between two that are."""
-    kept = selected(generations, tables, Milliseconds(now), use_creation_time=creation, clock_margin_ms=margin)
-    assert kept == generations[len(generations) - len(kept) :]
-    assert bool(kept) == bool(generations)
+    """The newest generation is always rewritten, and none between two rewritten generations is skipped."""
+    rewritten = selected(generations, tables, Milliseconds(now), use_creation_time=creation, clock_margin_ms=margin)
+    assert rewritten == generations[len(generations) - len(rewritten) :]
+    assert bool(rewritten) == bool(generations)
 
 
 def test_at_the_limit_the_two_rules_differ() -> None:
-    """The documents say `now - ttl > T`; the servers also take T at the limit itself, with a margin before it."""
+    """The documentation says `now - ttl > T`; the servers include the limit itself, with a margin before it."""
     table = LogLifetime(ttl_ms=Milliseconds(500), created_at_ms=Milliseconds(0))
     assert selected([100, 500], [table], Milliseconds(1000)) == [100, 500]
     assert selected([100, 500], [table], Milliseconds(1001)) == [500]
@@ -79,12 +81,12 @@ def test_at_the_limit_the_two_rules_differ() -> None:
 
 
 def test_without_tables_nothing_is_retained() -> None:
-    """Old generations are not needed, even if they exist, where no table has a log."""
+    """Without logged tables no generation is needed, even if it exists."""
     assert selected([1, 2, 3], [], Milliseconds(10)) == []
 
 
 def test_a_log_that_never_expires_keeps_everything() -> None:
-    """A TTL of 0: rows from the beginning are live; with its creation time, rows from then on."""
+    """With a TTL of 0, rows since the beginning are live; with a creation time, rows since then."""
     assert (
         get_oldest_live_ms(
             [LogLifetime(Milliseconds(0), Milliseconds(700)), LogLifetime(Milliseconds(10), Milliseconds(0))],
@@ -113,6 +115,6 @@ def test_a_log_that_never_expires_keeps_everything() -> None:
     ],
 )
 def test_nonsense_is_refused(generations: list[int], tables: list[LogLifetime], margin: Milliseconds) -> None:
-    """Times that do not ascend, negative TTLs, a negative margin."""
+    """Times out of order, negative TTLs and a negative margin are refused."""
     with pytest.raises(InputError):
         may_have_live_rows(generations, tables, Milliseconds(10), clock_margin_ms=margin)

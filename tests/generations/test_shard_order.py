@@ -1,4 +1,4 @@
-"""Putting sorted streams back into shard order, and saying where that cannot be done."""
+"""Restoring the shard order of sorted streams, and reporting where it is ambiguous."""
 
 from __future__ import annotations
 
@@ -27,26 +27,26 @@ GENERATION = UUID("5f3d9c1e-8a6b-4c2d-9e0f-1a2b3c4d5e6f")
 Owners = dict[int, tuple[int, int]]
 
 
-def description_of(owners: Owners) -> TopologyDescription:
-    """The generation of a ring given as token -> (shard_count, ignore_msb)."""
+def describe(owners: Owners) -> TopologyDescription:
+    """Return the generation of a ring given as token -> (shard_count, ignore_msb)."""
     ends = np.array(sorted(owners), dtype=np.int64)
     counts, msbs = np.array([owners[int(end)] for end in ends], dtype=np.int64).T
     return generate_description(RingLayout(ends, range_starts(ends), counts, msbs), GENERATION)
 
 
-def as_cql_sorts(streams: np.ndarray) -> np.ndarray:
-    """The streams as a CQL client gets them: a set, sorted by unsigned bytes."""
+def sort_as_cql(streams: np.ndarray) -> np.ndarray:
+    """Return the streams as a CQL client gets them: a set, sorted by unsigned bytes."""
     return np.frombuffer(b"".join(sorted(map(bytes, streams))), dtype=np.uint8).reshape(-1, 16)
 
 
 def entries(description: TopologyDescription) -> list[tuple[int, int, np.ndarray, int]]:
-    """Start, end, streams and ignore_msb of each entry."""
-    found = map(description.entry, range(len(description)))
-    return [(entry.range_start, entry.range_end, entry.streams, entry.ignore_msb) for entry in found]
+    """Return start, end, streams and ignore_msb of each entry."""
+    described_entries = map(description.entry, range(len(description)))
+    return [(entry.range_start, entry.range_end, entry.streams, entry.ignore_msb) for entry in described_entries]
 
 
 def sampled(start: int, end: int) -> list[int]:
-    """Tokens of the range `(start, end]`, both ends of it among them."""
+    """Return tokens of the range `(start, end]`, with the first and the last."""
     width = (end - start) % 2**64 or 2**64
     steps = {1, width, *(width * part // 50 for part in range(1, 50))} - {0}
     tokens = [(start + step + 2**63) % 2**64 - 2**63 for step in steps]
@@ -55,9 +55,9 @@ def sampled(start: int, end: int) -> list[int]:
 
 @given(rings(8))
 def test_shard_order_is_restored(owners: Owners) -> None:
-    """Known exactly when no write can reach one of several streams at the range end; the others are back anyway."""
-    for start, end, streams, ignore_msb in entries(description_of(owners)):
-        restored, known = restore_shard_order(start, end, as_cql_sorts(streams), ignore_msb)
+    """The order is known if no write can reach one of several streams at the range end; others are restored anyway."""
+    for start, end, streams, ignore_msb in entries(describe(owners)):
+        restored, known = restore_shard_order(start, end, sort_as_cql(streams), ignore_msb)
         at_end = [oracle.unpack_stream_id(bytes(stream))[0] == end for stream in streams]
         reaches_end = at_end[oracle.shard_of(end, len(streams), ignore_msb)]
         assert known == (sum(at_end) <= 1 or not reaches_end)
@@ -70,40 +70,40 @@ def test_shard_order_is_restored(owners: Owners) -> None:
 
 @given(rings(5), st.randoms(use_true_random=False))
 def test_any_order_of_input_gives_one_result(owners: Owners, random: Random) -> None:
-    """The streams may come in any order; what cannot be told is left in the order of unsigned bytes."""
-    for start, end, streams, ignore_msb in entries(description_of(owners)):
+    """The input order has no effect; streams in unknown order are sorted by unsigned bytes."""
+    for start, end, streams, ignore_msb in entries(describe(owners)):
         shuffled = list(map(bytes, streams))
         random.shuffle(shuffled)
-        given = np.frombuffer(b"".join(shuffled), dtype=np.uint8).reshape(-1, 16)
-        restored, _ = restore_shard_order(start, end, given, ignore_msb)
-        assert np.array_equal(restored, restore_shard_order(start, end, as_cql_sorts(streams), ignore_msb)[0])
+        input_streams = np.frombuffer(b"".join(shuffled), dtype=np.uint8).reshape(-1, 16)
+        restored, _ = restore_shard_order(start, end, input_streams, ignore_msb)
+        assert np.array_equal(restored, restore_shard_order(start, end, sort_as_cql(streams), ignore_msb)[0])
         open_streams = [s for s in map(bytes, restored) if oracle.unpack_stream_id(s)[0] == end]
         assert open_streams == sorted(open_streams)
 
 
 @given(rings(8))
 def test_whole_generations_as_range_by_range(owners: Owners) -> None:
-    """Many ranges at once: the same streams, the same verdicts; in an unknown range some place is open."""
-    description = description_of(owners)
+    """Restoring many ranges at once gives each range's streams and verdict; an unknown range has open positions."""
+    description = describe(owners)
     rows = entries(description)
-    given = np.concatenate([as_cql_sorts(streams) for _, _, streams, _ in rows])
+    input_streams = np.concatenate([sort_as_cql(streams) for _, _, streams, _ in rows])
     msbs = np.where(np.arange(len(rows)) % 3 == 2, UNKNOWN_IGNORE_MSB, description.ignore_msbs)
     starts, ends, counts = description.range_starts, description.range_ends, description.stream_counts
-    restored = restore_shard_orders(starts, ends, counts, given, msbs)
+    restored = restore_shard_orders(starts, ends, counts, input_streams, msbs)
     for i, (start, end, streams, _) in enumerate(rows):
-        alone, known = restore_shard_order(start, end, as_cql_sorts(streams), None if msbs[i] < 0 else int(msbs[i]))
-        place = slice(description.offsets[i], description.offsets[i + 1])
-        assert np.array_equal(restored.streams[place], alone)
+        alone, known = restore_shard_order(start, end, sort_as_cql(streams), None if msbs[i] < 0 else int(msbs[i]))
+        positions = slice(description.offsets[i], description.offsets[i + 1])
+        assert np.array_equal(restored.streams[positions], alone)
         assert restored.order_known[i] == known
-        assert known or not restored.settled[place].all()
-        assert (restored.streams[place] == streams)[restored.settled[place]].all()
+        assert known or not restored.settled[positions].all()
+        assert (restored.streams[positions] == streams)[restored.settled[positions]].all()
 
 
 def test_negative_tokens_sort_last_as_bytes() -> None:
-    """Four shards on the wrapping range: CQL's order is not the shards' order, and is put right."""
-    streams = description_of({0: (4, 0), 100: (4, 0)}).entry(0).streams
+    """With four shards in the wrapping range, CQL's order differs from the shards' order and is corrected."""
+    streams = describe({0: (4, 0), 100: (4, 0)}).entry(0).streams
     assert [oracle.unpack_stream_id(bytes(s))[0] for s in streams] == [-(2**63) + 1, -(2**62), 101, 2**62]
-    by_bytes = as_cql_sorts(streams)
+    by_bytes = sort_as_cql(streams)
     assert not np.array_equal(by_bytes, streams)
     restored, known = restore_shard_order(100, 0, by_bytes, 0)
     assert known
@@ -111,17 +111,17 @@ def test_negative_tokens_sort_last_as_bytes() -> None:
 
 
 def test_without_ignored_bits_the_order_is_unknown() -> None:
-    """Then everything stays in the order of bytes; a single stream needs no order."""
-    streams = description_of({0: (4, 0), 100: (4, 0)}).entry(0).streams
-    restored, known = restore_shard_order(100, 0, as_cql_sorts(streams), None)
+    """The streams remain in byte order; a single stream needs no order."""
+    streams = describe({0: (4, 0), 100: (4, 0)}).entry(0).streams
+    restored, known = restore_shard_order(100, 0, sort_as_cql(streams), None)
     assert not known
-    assert np.array_equal(restored, as_cql_sorts(streams))
+    assert np.array_equal(restored, sort_as_cql(streams))
     assert restore_shard_order(100, 0, streams[:1], None)[1]
 
 
-def test_streams_that_lie_elsewhere_make_the_order_unknown() -> None:
-    """Wrong ignored bits, a token outside the range, two streams for one place: told, and the rest put in place."""
-    streams = description_of({0: (4, 0), 100: (4, 0)}).entry(0).streams
+def test_misplaced_streams_make_the_order_unknown() -> None:
+    """Wrong ignored bits, a token outside the range, or two streams for one position leave the rest in place."""
+    streams = describe({0: (4, 0), 100: (4, 0)}).entry(0).streams
     assert not restore_shard_order(100, 0, streams, 12)[1]
     outside = streams.copy()
     outside[1] = np.frombuffer(oracle.pack_stream_id(50, 0, 1), dtype=np.uint8)
@@ -136,24 +136,24 @@ def test_streams_that_lie_elsewhere_make_the_order_unknown() -> None:
 
 
 def test_a_stream_at_the_range_end_may_be_any_idle_shards() -> None:
-    """Even where it is the only one there, as long as another place is open."""
+    """Even the only stream at the range end is ambiguous if another position is open."""
     end = -(2**62)
-    tokens = [end, 5]  # both shards' streams belong at the end: one owns it alone, the other owns nothing
+    tokens = [end, 5]  # both shards' streams belong at the end: one shard owns it alone, the other owns nothing
     streams = np.array([list(oracle.pack_stream_id(token, 1, 1)) for token in tokens], dtype=np.uint8)
     assert {oracle.first_token_for_shard(end - 1, end, shard, 2, 0) for shard in range(2)} == {end}
     assert not restore_shard_orders([end - 1], [end], [2], streams, [0]).settled.any()
 
 
-def test_a_shard_without_tokens_is_reported() -> None:
-    """Its stream is the only one at the range end, and one place is left for it."""
-    streams = description_of({0: (2, 12), 100: (2, 12)}).entry(1).streams
+def test_a_shard_without_tokens_gets_the_remaining_position() -> None:
+    """Its stream is the only one at the range end, and one position remains for it."""
+    streams = describe({0: (2, 12), 100: (2, 12)}).entry(1).streams
     restored, known = restore_shard_order(0, 100, streams[::-1], 12)
     assert known
     assert np.array_equal(restored, streams)
 
 
 def test_columns_that_do_not_fit_are_refused() -> None:
-    """Ranges without streams, and streams without a range."""
+    """Ranges without streams and streams without a range are refused."""
     streams = np.ones((3, 16), np.uint8)
     for counts in ([3, 0], [1, 1]):
         with pytest.raises(InputError, match="streams for ranges"):

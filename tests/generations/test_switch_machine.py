@@ -1,6 +1,7 @@
-"""The two-phase switch as a machine that hypothesis drives: nodes that are slow, deaf, paused, restarted and skewed,
-initiators that die at every step, two joins at once; held after every step against what was decided. And gossip
-beside it, as the negative control.
+"""The two-phase switch as a hypothesis state machine, with gossip as the negative control.
+
+Nodes are slow, deaf, paused, restarted and skewed, initiators die at every step, and two nodes join at once. After
+every step, the machine compares the state with the decisions.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from cdc_platform.generations import GenerationSwitch, SwitchPhase, SwitchTimes
 from cdc_platform.node.participant import SwitchParticipant
 
 SKEW_US = SECOND * 2
-"""How far the clocks of this file are apart at most."""
+"""The largest clock difference in this file."""
 DEADLINE_MS = Milliseconds(20_000)
-# From its promise on, a node that is well hears of the decision within the deadline and a heartbeat, clocks aside; a
-# lease that is longer never makes it refuse anything, whoever else is ill.
+# Clocks aside, a healthy node learns of the decision within the deadline and a heartbeat after its promise. A longer
+# lease therefore never makes it refuse a write, whatever ails other nodes.
 LONG_LEASE_MS, SHORT_LEASE_MS = Milliseconds(40_000), Milliseconds(8_000)
 assert DEADLINE_MS + HEARTBEAT_MS + ms_from_us(SKEW_US) * 2 < LONG_LEASE_MS
 
@@ -39,7 +40,7 @@ AILMENTS = st.sampled_from(["deaf", "deaf", "paused", "restarted"])
 
 
 class Cluster(RuleBasedStateMachine):
-    """A cluster with joins, ailments and writes; `kind` is how generations are switched there."""
+    """A cluster with joins, ailments and writes; `kind` is its method of switching generations."""
 
     kind: type[World] = SwitchWorld
 
@@ -51,29 +52,29 @@ class Cluster(RuleBasedStateMachine):
         lease=st.sampled_from([LONG_LEASE_MS, SHORT_LEASE_MS]), margin=st.sampled_from([0, ms_from_us(SKEW_US)])
     )
     def begin(self, lease: Milliseconds, margin: Milliseconds) -> None:
-        """Three nodes, one generation."""
+        """Begin with three nodes and one generation."""
         self.world = self.kind(SwitchTimes(Milliseconds(5_000), lease, DEADLINE_MS, margin))
         self.checked = 0
         self.known = {}
 
     def number(self, index: int) -> int:
-        """The node that an index means."""
+        """Return the node that an index refers to."""
         return list(self.world.machines)[index % len(self.world.machines)]
 
     @rule(ms=st.one_of(st.integers(1, 2_000), st.integers(2_000, 60_000)))
     def time_goes_by(self, ms: Milliseconds) -> None:
-        """Nodes that are well look around meanwhile."""
+        """Advance the time; healthy nodes look around in between."""
         self.world.tick(ms)
 
     @rule(late=st.booleans())
     def a_node_joins(self, late: bool) -> None:
-        """Or has to wait, where another join is undecided; what it sends may be on its way for long."""
+        """Let a node join or wait for an undecided join; its messages may be delayed for long."""
         if len(self.world.machines) < 8:
             self.world.join(late=late)
 
     @rule()
     def two_nodes_join_at_once(self) -> None:
-        """Neither has heard of the other; what they send arrives one after the other."""
+        """Let two nodes join without knowing of each other; their messages arrive one after the other."""
         if len(self.world.machines) < 8:
             joining = [len(self.world.machines) for _ in range(2) if self.world.join(late=True)]
             for number in joining:
@@ -81,7 +82,7 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(index=CAP, what=AILMENTS)
     def a_node_joins_and_one_falls_ill(self, index: int, what: str) -> None:
-        """Right after it has acknowledged: what the others decide it does not hear."""
+        """Let a node join and another fall ill directly after its acknowledgement, so that it misses the decision."""
         self.a_node_joins(late=False)
         ill = self.number(index)
         self.world.look(ill)
@@ -91,58 +92,58 @@ class Cluster(RuleBasedStateMachine):
 
     @rule(moment=CAP, before_us=st.integers(0, 6 * SECOND))
     def time_comes_to_a_boundary(self, moment: int, before_us: Microseconds) -> None:
-        """Writes near a lease end or the start of a generation are taken, or not, from now on."""
+        """Advance to a lease end or the start of a generation, near which writes are accepted or not."""
         moments = self.world.moments_us()
         self.world.tick(ms_from_us(moments[-1 - moment % len(moments)] - before_us - self.world.now_us))
 
     @rule(index=CAP, what=AILMENTS)
     def something_happens(self, index: int, what: str) -> None:
-        """To one node."""
+        """Let something happen to one node."""
         self.world.ail(self.number(index), what)
 
     @rule()
     def an_initiator_dies(self) -> None:
-        """The last node that began to join, wherever it has got to."""
+        """Kill the last node that began to join, at whatever step it is."""
         if len(self.world.machines) > INITIAL:
             self.world.ail(len(self.world.machines), "dead")
 
     @rule()
     def all_is_well_again(self) -> None:
-        """But for the dead."""
+        """Heal all nodes except dead ones."""
         self.world.heal()
 
     @rule(index=CAP, late=st.booleans())
     def a_node_looks(self, index: int, late: bool) -> None:
-        """It acknowledges and decides; slow ones send what arrives later."""
+        """Let a node acknowledge and decide; a slow node's messages arrive later."""
         number = self.number(index)
         self.world.look(number, late=late)
         self.after_looking(self.world.machines[number], late)
 
     @rule(index=CAP, lost=st.booleans())
     def a_message_arrives(self, index: int, lost: bool) -> None:
-        """The oldest one of a node, in time or long after; or never."""
+        """Deliver the oldest message of a node, in time, late or never."""
         self.world.deliver(self.number(index), lost=lost)
 
     @rule(index=CAP, offset_us=st.integers(0, SKEW_US))
     def a_clock_is_set(self, index: int, offset_us: Microseconds) -> None:
-        """Forward or back, never further from the others than the margin."""
+        """Set a clock forward or back, within the margin from the others."""
         self.world.set_clock(self.number(index), offset_us)
 
     @rule(key=st.integers(0, 2**20), ahead_us=st.integers(-SECOND, 5 * SECOND))
     def clients_write(self, key: int, ahead_us: Microseconds) -> None:
-        """At every node, at a time near its clock."""
+        """Write at every node, at a time near its clock."""
         for number, machine in self.world.machines.items():
             self.write(number, key, self.world.clock_us(machine) + ahead_us)
 
     @rule(key=st.integers(0, 2**20), moment=CAP, beside_us=st.integers(-1, 1))
     def clients_write_at_a_boundary(self, key: int, moment: int, beside_us: Microseconds) -> None:
-        """At every node, where a lease ends or a generation starts, to the microsecond."""
+        """Write at every node, at a lease end or a generation's start, to the microsecond."""
         moments = self.world.moments_us()
         for number in self.world.machines:
             self.write(number, key, moments[-1 - moment % len(moments)] + beside_us)
 
     def write(self, number: int, key: int, ts_us: Microseconds) -> None:
-        """Ask for a write of a key whose token is anywhere on the ring."""
+        """Write a key whose token is anywhere on the ring."""
         refused = len(self.world.refused)
         token = max((key * 0x9E3779B97F4A7C15) % 2**64, 1) - 2**63
         self.world.write(number, token, ts_us)
@@ -150,7 +151,7 @@ class Cluster(RuleBasedStateMachine):
             self.excused(self.world.machines[number])
 
     def after_looking(self, machine: Machine, late: bool) -> None:
-        """An undecided switch is decided by anybody, once its deadline has passed on their clock."""
+        """Assert that a node that sees an undecided switch after its deadline has decided it."""
         world = self.world
         if isinstance(world, SwitchWorld) and machine.hears and not late:
             for switch in world.register.values():
@@ -158,7 +159,7 @@ class Cluster(RuleBasedStateMachine):
                 assert switch.is_decided or not overdue, f"node {machine.number} left {switch} undecided"
 
     def excused(self, machine: Machine) -> None:
-        """A refusal for want of a decision needs a reason: while every node answers, no write is refused."""
+        """Assert a reason for an UNDECIDED refusal: while every node answers, no write is refused."""
         world = self.world
         assert isinstance(world, SwitchWorld)
         assert not world.calm, "refused though nobody was ill"
@@ -168,40 +169,40 @@ class Cluster(RuleBasedStateMachine):
 
     @invariant()
     def decisions_are_one(self) -> None:
-        """No two nodes ever hold different decisions, and the register never decides twice."""
+        """Assert that no two nodes have different decisions, and that the register never decides twice."""
         world = self.world
         if not isinstance(world, SwitchWorld):
             return
         world.note_decisions()
-        for told in world.told.values():
-            assert all(world.decisions[generation] == decision for generation, decision in told.items())
+        for decisions_of_node in world.told.values():
+            assert all(world.decisions[generation] == decision for generation, decision in decisions_of_node.items())
         assert sum(not switch.is_decided for switch in world.register.values()) <= 1, "two joins at once"
 
     def note(self) -> None:
-        """Only see what is decided."""
+        """Record decisions only."""
         if isinstance(self.world, SwitchWorld):
             self.world.note_decisions()
 
     @invariant()
     def every_write_is_in_its_generation(self) -> None:
-        """The committed generation with the greatest timestamp at or before the write's, whatever node took it."""
+        """Assert that each write is in the committed generation with the greatest timestamp not after the write's."""
         if self.world.started != self.known or self.checked < len(self.world.writes):
             assert not self.world.wrong_generation()
 
     @invariant()
     def colocation_is_never_lost(self) -> None:
-        """The generation that a write uses refines the ring that routes it, so its stream is in its own vnode."""
+        """Assert that a write's generation refines the ring that routes it, so its stream is in the write's vnode."""
         if self.checked < len(self.world.writes):
             assert not self.world.not_refined()
             assert not self.world.lost_colocation()
 
     @invariant()
     def remember(self) -> None:
-        """What was checked need not be checked again before something changes. Runs last: the names sort so."""
+        """Remember the checked state until something changes. Runs last, because the names sort so."""
         self.known, self.checked = dict(self.world.started), len(self.world.writes)
 
     def teardown(self) -> None:
-        """When everybody is well again and the deadline has passed, all is decided and nothing is refused for it."""
+        """Assert that once all nodes are healthy after the deadline, all is decided and no write is refused."""
         if not hasattr(self, "world") or not isinstance(self.world, SwitchWorld):
             return
         world = self.world
@@ -222,25 +223,25 @@ TestTwoPhase = Cluster.TestCase
 
 
 class NoPromiseNode(SwitchParticipant):
-    """Acknowledges, and takes writes as if it had promised nothing."""
+    """A participant that acknowledges, but accepts writes as if it had promised nothing."""
 
     def accept(self, write_ts_us: Microseconds, token: int, now_us: Microseconds):
-        self._promises, kept = {}, self._promises
+        self._promises, promises = {}, self._promises
         try:
             return super().accept(write_ts_us, token, now_us)
         finally:
-            self._promises = kept
+            self._promises = promises
 
 
 class PromisesBroken(SwitchWorld):
-    """Participants acknowledge and then do as they please."""
+    """Participants acknowledge and then ignore their promises."""
 
     def restart(self, machine: Machine) -> None:
         self.nodes[machine.number] = NoPromiseNode(str(machine.number), self.times, promises=machine.disk)
 
 
 class PromisesForgotten(SwitchWorld):
-    """A promise is answered with and not kept on disk: a restart forgets it while the answer is on its way."""
+    """A promise is sent, but not stored on disk: a restart forgets it while the answer is under way."""
 
     def restart(self, machine: Machine) -> None:
         machine.disk = []
@@ -258,14 +259,14 @@ class TooEarly(SwitchWorld):
 
 
 class NoCompare(SwitchWorld):
-    """The register takes whatever is written last."""
+    """The register accepts the last write without a comparison."""
 
     def arrive(self, version: int, switch: GenerationSwitch) -> None:
         super().arrive(self.version, switch)
 
 
-def fails_with(world: type[World], invariant: str) -> str:
-    """How the machine finds that a world breaks an invariant, of which it is asked alone."""
+def find_failure(world: type[World], invariant: str) -> str:
+    """Return the failure of the machine for a world in which only this invariant is checked."""
     machine = type(world.__name__, (Cluster,), {"kind": world})
     for name in ("every_write_is_in_its_generation", "colocation_is_never_lost", "decisions_are_one"):
         if name != invariant:
@@ -291,21 +292,21 @@ GENERATION, COLOCATION, DECISION = (
 
 @pytest.mark.parametrize(("world", "invariant"), [(GossipWorld, GENERATION), (GossipWorld, COLOCATION)])
 def test_gossip_breaks_the_first_two_invariants(world: type[World], invariant: str) -> None:
-    """The negative control: the same machine, with generations switched as the documents do."""
-    assert "Write(ts_us=" in fails_with(world, invariant)
+    """As the negative control, the machine fails when generations are switched as documented, by gossip."""
+    assert "Write(ts_us=" in find_failure(world, invariant)
 
 
 @pytest.mark.parametrize(
     ("world", "invariant"), [(PromisesBroken, GENERATION), (TooEarly, GENERATION), (NoCompare, DECISION)]
 )
 def test_each_rule_is_needed(world: type[World], invariant: str) -> None:
-    """Without a promise that is kept, a time after every lease, or a compare before the set, the machine fails."""
-    assert fails_with(world, invariant)
+    """The machine fails without a stored promise, a time after every lease, or a compare before the set."""
+    assert find_failure(world, invariant)
 
 
 @pytest.mark.parametrize(("kind", "wrong"), [(SwitchWorld, 0), (PromisesForgotten, 1)])
 def test_a_promise_is_stored_before_it_is_answered(kind: type[SwitchWorld], wrong: int) -> None:
-    """A node restarts while its answer is on its way: without its first promise it takes what the answer gave away."""
+    """A node that restarts while its answer is under way breaks the promise unless it is on disk."""
     world = kind(SwitchTimes(Milliseconds(5_000), SHORT_LEASE_MS, DEADLINE_MS, Milliseconds(0)))
     world.join()
     for number in (1, 3, 4):

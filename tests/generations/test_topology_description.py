@@ -1,4 +1,4 @@
-"""Generating topology descriptions and mapping tokens to streams: vectors, oracle, colocation."""
+"""Generating topology descriptions and mapping tokens to streams, compared with vectors and the oracle."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ GENERATION = UUID("5f3d9c1e-8a6b-4c2d-9e0f-1a2b3c4d5e6f")
 Owners = dict[int, tuple[int, int]]
 
 
-def layout_of(owners: Owners) -> RingLayout:
-    """The layout of a ring given as token -> (shard_count, ignore_msb)."""
+def make_layout(owners: Owners) -> RingLayout:
+    """Return the layout of a ring given as token -> (shard_count, ignore_msb)."""
     ends = np.array(sorted(owners), dtype=np.int64)
     counts, msbs = np.array([owners[int(end)] for end in ends], dtype=np.int64).reshape(-1, 2).T
     return RingLayout(ends, range_starts(ends), counts, msbs)
 
 
 def without_random(streams: np.ndarray) -> list[str]:
-    """Stream IDs in hexadecimal with their random bits set to zero."""
+    """Return hexadecimal stream IDs with their random bits set to zero."""
     words = streams.view(">u8") & np.array([2**64 - 1, 2**26 - 1], dtype=np.uint64)
     return [f"0x{high:016x}{low:016x}" for high, low in words.tolist()]
 
 
 def vector_description(row: dict[str, Any]) -> TopologyDescription:
-    """The description of a vector's ring: the existing tokens, then a node that brings the others."""
+    """Return the description of a vector's ring: the existing tokens, then a node that joins with the others."""
     ring = Ring.of([Node(UUID(int=1), tuple(row["existing"]), row["shards"], row["ignore_msb"])])
     if row["bootstrap"]:
         ring = ring.join(Node(UUID(int=2), tuple(row["bootstrap"]), row["shards"], row["ignore_msb"]))
@@ -52,7 +52,7 @@ def vector_description(row: dict[str, Any]) -> TopologyDescription:
 
 
 def test_generations_of_the_vectors(vectors: dict[str, Any]) -> None:
-    """Ranges, shard order, tokens and indexes are ScyllaDB's; the vectors have no random bits."""
+    """Ranges, shard order, tokens and indexes equal ScyllaDB's; the vectors have no random bits."""
     for row in vectors["generation_rand0"]:
         description = vector_description(row)
         for i, entry in enumerate(row["entries"]):
@@ -64,15 +64,15 @@ def test_generations_of_the_vectors(vectors: dict[str, Any]) -> None:
 
 
 def test_streams_picked_in_the_vectors(vectors: dict[str, Any]) -> None:
-    """Each token goes to the stream that ScyllaDB picks."""
+    """Each token gets the stream that ScyllaDB picks."""
     for row in vectors["pick_stream_rand0"]:
         assert without_random(vector_description(row).streams_of([row["token"]])) == [row["stream"]]
 
 
 @given(rings())
 def test_generations_as_the_oracle(owners: Owners) -> None:
-    """Ranges, counts, tokens in shard order and indexes, entry by entry."""
-    description, expected = generate_description(layout_of(owners), GENERATION), oracle.generation(owners)
+    """Ranges, counts, tokens in shard order and indexes equal the oracle's, entry by entry."""
+    description, expected = generate_description(make_layout(owners), GENERATION), oracle.generation(owners)
     ids = decode_stream_ids(description.streams)
     assert description.range_ends.tolist() == [entry.end for entry in expected]
     assert description.range_starts.tolist() == [entry.start for entry in expected]
@@ -85,8 +85,8 @@ def test_generations_as_the_oracle(owners: Owners) -> None:
 
 @given(rings(), st.lists(tokens, min_size=1))
 def test_the_ring_is_covered_once(owners: Owners, asked: list[int]) -> None:
-    """Every token lies in the range of exactly one entry, the one it is mapped to."""
-    description = generate_description(layout_of(owners), GENERATION)
+    """Every token is in the range of exactly one entry, to which it is mapped."""
+    description = generate_description(make_layout(owners), GENERATION)
     for token, row in zip(asked, description.row_of(asked).tolist(), strict=True):
         entries = map(description.entry, range(len(description)))
         assert [i for i, e in enumerate(entries) if oracle.in_range(e.range_start, e.range_end, token)] == [row]
@@ -94,9 +94,9 @@ def test_the_ring_is_covered_once(owners: Owners, asked: list[int]) -> None:
 
 @given(rings(), st.sets(tokens))
 def test_a_join_refines_the_ring_before_and_after(owners: Owners, brought: set[int]) -> None:
-    """The generation of a join has a range end at every token, old and new; the one before lacks the new ones."""
+    """A join's generation has a range end at every old and new token; the earlier one lacks the new tokens."""
     after = owners | dict.fromkeys(brought - set(owners), (3, 12))
-    ends = generate_description(layout_of(after), GENERATION).range_ends
+    ends = generate_description(make_layout(after), GENERATION).range_ends
     assert implementation.find_uncovered_tokens(ends, sorted(owners)).tolist() == []
     assert implementation.find_uncovered_tokens(ends, sorted(after)).tolist() == []
     assert implementation.find_uncovered_tokens(sorted(owners), sorted(after)).tolist() == sorted(
@@ -106,9 +106,9 @@ def test_a_join_refines_the_ring_before_and_after(owners: Owners, brought: set[i
 
 @given(rings(), st.lists(tokens, min_size=1))
 def test_writes_are_colocated(owners: Owners, asked: list[int]) -> None:
-    """A write's stream lies in the write's range, hence in its vnode, and on its shard of the range's owner."""
+    """A write's stream is in the write's range, hence in its vnode, and on its shard of the range's owner."""
     asked += list(owners)
-    description = generate_description(layout_of(owners), GENERATION)
+    description = generate_description(make_layout(owners), GENERATION)
     picked = decode_stream_ids(description.streams_of(asked))
     entries = oracle.generation(owners)
     for token, stream_token, index in zip(asked, picked.tokens.tolist(), picked.indexes.tolist(), strict=True):
@@ -122,15 +122,15 @@ def test_writes_are_colocated(owners: Owners, asked: list[int]) -> None:
 
 @given(rings(), st.uuids())
 def test_no_stream_is_there_twice(owners: Owners, generation: UUID) -> None:
-    """Even shards that own nothing, whose streams share a token, have streams of their own."""
-    description = generate_description(layout_of(owners), generation)
+    """Even shards that own nothing, whose streams share a token, have distinct streams."""
+    description = generate_description(make_layout(owners), generation)
     assert len(set(map(bytes, description.streams))) == len(description.streams)
 
 
 @given(rings(), st.data())
 def test_slices_are_the_whole(owners: Owners, data: st.DataObject) -> None:
-    """Workers that generate slices, and chunks of any size, give the bytes of the whole, each time."""
-    layout = layout_of(owners)
+    """Workers that generate parts, in chunks of any size, produce the bytes of the whole, each time."""
+    layout = make_layout(owners)
     whole = generate_description(layout, GENERATION)
     cuts = [0, *sorted(data.draw(st.lists(st.integers(0, len(layout)), max_size=3))), len(layout)]
     with pytest.MonkeyPatch.context() as patch:
@@ -144,7 +144,7 @@ def test_slices_are_the_whole(owners: Owners, data: st.DataObject) -> None:
 
 
 def test_a_large_ring() -> None:
-    """Many chunks of two shardings: every stream in its range and on its shard or at the range end."""
+    """In many chunks of two shardings, every stream is in its range and on its shard or at the range end."""
     draw = np.random.default_rng(11)
     ends = np.unique(draw.integers(MINIMUM_TOKEN + 1, LAST_TOKEN, 1_500))
     counts = np.where(draw.random(len(ends)) < 0.5, 64, 30)
@@ -155,11 +155,11 @@ def test_a_large_ring() -> None:
     assert np.array_equal(description.row_of(ids.tokens), rows)
     assert np.array_equal(ids.indexes, rows)
     assert ((shard_of(ids.tokens, counts[rows], 12) == shards) | (ids.tokens == ends[rows])).all()
-    asked = draw.integers(MINIMUM_TOKEN + 1, LAST_TOKEN, 40_000)
-    by_one = decode_stream_ids(description.streams_of(asked))
-    assert np.array_equal(description.row_of(asked), by_one.indexes)
+    sampled_tokens = draw.integers(MINIMUM_TOKEN + 1, LAST_TOKEN, 40_000)
+    by_one = decode_stream_ids(description.streams_of(sampled_tokens))
+    assert np.array_equal(description.row_of(sampled_tokens), by_one.indexes)
     assert np.array_equal(
-        shard_of(asked, counts[by_one.indexes], 12), shard_of(by_one.tokens, counts[by_one.indexes], 12)
+        shard_of(sampled_tokens, counts[by_one.indexes], 12), shard_of(by_one.tokens, counts[by_one.indexes], 12)
     )
 
 
@@ -176,9 +176,9 @@ def test_a_generation_needs_tokens() -> None:
 
 @pytest.mark.parametrize("bounds", [(-1, 1), (2, 1), (0, 3)])
 def test_slices_outside_the_layout_are_refused(bounds: tuple[int, int]) -> None:
-    """A worker with wrong bounds stops."""
+    """A worker with invalid bounds stops."""
     with pytest.raises(InputError, match="2 ranges"):
-        generate_streams(layout_of({0: (1, 0), 5: (1, 0)}), GENERATION, *bounds)
+        generate_streams(make_layout({0: (1, 0), 5: (1, 0)}), GENERATION, *bounds)
 
 
 @pytest.mark.parametrize(
@@ -214,7 +214,7 @@ def test_bad_layouts_are_refused(change: dict[str, Any], rule: str) -> None:
     ],
 )
 def test_bad_descriptions_are_refused(change: dict[str, Any], rule: str) -> None:
-    """Each column is checked, and streams from before the version field build no generation."""
+    """Each column is checked, and streams older than the version field are refused."""
     fields: dict[str, Any] = {
         "range_ends": [0, 5],
         "stream_counts": [1, 2],
@@ -227,7 +227,7 @@ def test_bad_descriptions_are_refused(change: dict[str, Any], rule: str) -> None
 
 
 def test_an_empty_description_maps_nothing() -> None:
-    """It can be held, but a token has no stream in it."""
+    """An empty description is valid, but maps no token to a stream."""
     none = np.zeros(0, np.int64)
     empty = TopologyDescription(none, none, none, np.zeros((0, 16), np.uint8))
     for attempt in (lambda: empty.row_of(0), lambda: empty.streams_of([0]), lambda: empty.entry(0)):
@@ -236,15 +236,15 @@ def test_an_empty_description_maps_nothing() -> None:
 
 
 def test_descriptions_cannot_be_changed() -> None:
-    """What was audited stays as it was."""
-    description = generate_description(layout_of({0: (2, 12), 9: (3, 0)}), GENERATION)
+    """The arrays of a description are read-only, so an audited description cannot change."""
+    description = generate_description(make_layout({0: (2, 12), 9: (3, 0)}), GENERATION)
     for array in (description.range_ends, description.streams, description.stream_counts, description.entry(1).streams):
         with pytest.raises(ValueError, match="read-only"):
             array[0] = 0
 
 
 def test_the_v1_limit_of_the_vectors(vectors: dict[str, Any]) -> None:
-    """Large generations are cut to what one V1 cell holds, small ones stay."""
+    """Large generations are limited to the size of one V1 cell, and small ones are unchanged."""
     assert vectors["limits"]["v1_stream_limit"] == implementation.V1_STREAM_LIMIT
     for example in vectors["limits"]["example"]:
         counts = np.broadcast_to(example["streams_per_vnode"], example["vnodes"]).tolist()
@@ -254,7 +254,7 @@ def test_the_v1_limit_of_the_vectors(vectors: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(("ranges", "shards"), [(64, 4096), (65, 4096), (3_000, 87), (3_000, 88), (1, 4096)])
 def test_the_v1_limit_as_the_oracle(ranges: int, shards: int) -> None:
-    """A limited range keeps its place and its ignored bits; a layout within the limit is left alone."""
+    """A limited range retains its position and ignored bits; a layout within the limit is unchanged."""
     ends = np.arange(ranges, dtype=np.int64)
     counts = np.where(ends % 3 == 1, 5, shards)
     layout = RingLayout(ends, range_starts(ends), counts, np.full(ranges, 12))
@@ -265,7 +265,7 @@ def test_the_v1_limit_as_the_oracle(ranges: int, shards: int) -> None:
 
 
 def test_a_v1_description_has_a_stream_for_every_range() -> None:
-    """More ranges than fit leave one stream each."""
+    """More ranges than the limit get one stream each."""
     ends = np.arange(300_000, dtype=np.int64)
     layout = RingLayout(ends, range_starts(ends), np.full(len(ends), 2), np.full(len(ends), 12))
     assert set(limit_streams_for_v1(layout).shard_counts.tolist()) == {1}

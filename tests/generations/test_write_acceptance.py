@@ -1,4 +1,4 @@
-"""Which generation operates, what a node remembers, and which writes are accepted under both policies."""
+"""The operating generation, a node's memory, and accepted writes under both policies."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ POLICIES: list[AcceptancePolicy] = ["strict", "recent-past"]
 
 
 def description(number: int = 0) -> TopologyDescription:
-    """A generation of three ranges, told apart by its number."""
+    """Return a generation of three ranges, identified by its number."""
     ends = np.array([-100, 0, 100 + number])
     return generate_description(RingLayout(ends, range_starts(ends), np.full(3, 2), np.full(3, 12)), UUID(int=number))
 
@@ -42,7 +42,7 @@ DESCRIPTION = description()
 
 
 def test_writes_of_the_vectors(vectors: dict[str, Any]) -> None:
-    """The rule of 2024, as the history is and as a node that learned of it would answer."""
+    """The rule of 2024, by the history and by a node that learned of it."""
     for row in vectors["write_acceptance_HEAD_rules"]:
         known = {g["ts"]: DESCRIPTION if g["has_data"] else None for g in row["generations_us"]}
         decision = CdcMetadata.of(known, policy="recent-past").decide(row["write_ts_us"], row["now_us"])
@@ -58,7 +58,7 @@ steps = st.tuples(st.sampled_from(["insert", "prepare", "decide", "get", "known"
 @pytest.mark.parametrize("policy", POLICIES)
 @given(plan=st.lists(steps, min_size=1, max_size=30))
 def test_a_node_behaves_as_the_model(policy: AcceptancePolicy, plan: list[tuple[str, int, int]]) -> None:
-    """Whatever it learns, in whatever order, while its clock goes on: the same memory and the same answers."""
+    """Whatever the node learns, in any order, while its clock advances, its memory and answers equal the model's."""
     node, model, now = CdcMetadata(policy=policy), oracle.Known(policy), 5 * S
     for action, ts, passed in plan:
         now += passed
@@ -83,7 +83,7 @@ def test_a_node_behaves_as_the_model(policy: AcceptancePolicy, plan: list[tuple[
 
 
 def answer(node: CdcMetadata, ts: Microseconds, now: Microseconds) -> str:
-    """The verdict that a lookup ends with."""
+    """Return the verdict of a lookup."""
     try:
         assert len(node.get_stream(ts, 7, now)) == 16
     except WriteRefused as refused:
@@ -95,7 +95,7 @@ def answer(node: CdcMetadata, ts: Microseconds, now: Microseconds) -> str:
 def test_the_first_usable_time_is_usable(
     known: list[Microseconds], ts: Microseconds, now: Microseconds, policy: AcceptancePolicy
 ) -> None:
-    """A write at the time that is named is accepted, now or once that generation operates; none before it is."""
+    """A write at the named time is accepted, now or once that generation operates; an earlier one is not."""
     known.sort()
     first = decide_write(known, ts, now, policy=policy).first_usable_us
     assert (first is None) == (not known)
@@ -107,17 +107,17 @@ def test_the_first_usable_time_is_usable(
 
 
 def test_the_strict_window_is_half_open() -> None:
-    """[T, C + leeway): the documents' rule at both its ends, beside the later rule."""
+    """[T, C + leeway): the documented rule at both ends, compared with the later rule."""
     gens = [S * 50, S * 98]
-    asked = [98 * S - 1, 98 * S, 105 * S - 1, 105 * S, 105 * S + 1]
-    strict = [decide_write(gens, Microseconds(ts), NOW).verdict for ts in asked]
+    timestamps = [98 * S - 1, 98 * S, 105 * S - 1, 105 * S, 105 * S + 1]
+    strict = [decide_write(gens, Microseconds(ts), NOW).verdict for ts in timestamps]
     assert strict == ["PAST", "OK", "OK", "FUTURE", "FUTURE"]
-    recent = [decide_write(gens, Microseconds(ts), NOW, policy="recent-past").verdict for ts in asked]
+    recent = [decide_write(gens, Microseconds(ts), NOW, policy="recent-past").verdict for ts in timestamps]
     assert recent == ["OK", "OK", "OK", "OK", "FUTURE"]
 
 
 def test_a_write_before_the_first_generation() -> None:
-    """The text that users search for, the time asked and the first time that works."""
+    """The message has the text that users search for, the write's time and the first usable time."""
     for policy in POLICIES:
         node = CdcMetadata(policy=policy)
         assert "no generation is known" in node.decide(NOW, NOW).reason
@@ -143,7 +143,7 @@ def test_a_write_before_the_first_generation() -> None:
 def test_refusals_name_time_bound_and_remedy(
     policy: AcceptancePolicy, ts: Microseconds, verdict: str, named: str
 ) -> None:
-    """One line each, with the write, the clock or the generation, and what to do."""
+    """The refusal is one line with the write, the clock or the generation, and the remedy."""
     known = {S * 50: DESCRIPTION, S * 98: DESCRIPTION, S * 102: None}
     decision = CdcMetadata.of(known, policy=policy).decide(ts, NOW)
     assert decision.verdict == verdict
@@ -153,7 +153,7 @@ def test_refusals_name_time_bound_and_remedy(
 
 
 def test_explaining_the_past_forgets_nothing() -> None:
-    """A history answers for any clock of the past and keeps every generation."""
+    """A history answers for any past clock and retains every generation."""
     history = CdcMetadata.of({Microseconds(second * S): description(second) for second in (10, 50, 90)})
     for ts, generation in ((10 * S, 10 * S), (49 * S, 10 * S), (50 * S, 50 * S), (200 * S, 90 * S)):
         assert history.decide(Microseconds(ts), Microseconds(ts)).generation_us == generation
@@ -161,7 +161,7 @@ def test_explaining_the_past_forgets_nothing() -> None:
 
 
 def test_a_lookup_takes_the_stream_of_the_operating_generation() -> None:
-    """Before, at and after a switch."""
+    """Before, at and after a switch, the write gets the stream of the generation that operates at its time."""
     old, new = description(1), description(2)
     node = CdcMetadata()
     assert node.insert(Microseconds(50 * S), old, NOW)
@@ -171,7 +171,7 @@ def test_a_lookup_takes_the_stream_of_the_operating_generation() -> None:
 
 
 def test_generations_without_writers_are_removed() -> None:
-    """A lookup and an insert drop what came before the generation that operated a leeway ago, and no more."""
+    """A lookup and an insert drop exactly the generations before the one that operated one leeway ago."""
     node = CdcMetadata()
     for second in (10, 20, 90, 98):
         node.insert(Microseconds(second * S), DESCRIPTION, Microseconds(12 * S))
@@ -183,7 +183,7 @@ def test_generations_without_writers_are_removed() -> None:
 
 
 def test_a_prepared_generation_refuses_its_writes_until_it_is_read() -> None:
-    """Availability is given up for safety; the description ends that."""
+    """The node prefers safety to availability until it has read the description."""
     node = CdcMetadata()
     node.insert(Microseconds(50 * S), DESCRIPTION, NOW)
     assert node.prepare(Microseconds(99 * S), NOW)
@@ -195,8 +195,8 @@ def test_a_prepared_generation_refuses_its_writes_until_it_is_read() -> None:
     node.get_stream(NOW, 7, NOW)
 
 
-def test_a_generation_is_obsolete_once_a_later_one_operated_a_leeway_ago() -> None:
-    """To the microsecond; and one that is known has nothing more to learn."""
+def test_a_generation_is_obsolete_a_leeway_after_its_successor_starts() -> None:
+    """Exact to the microsecond; a known generation needs no retrieval."""
     node = CdcMetadata()
     node.insert(Microseconds(95 * S), DESCRIPTION, Microseconds(90 * S))
     assert not node.known_or_obsolete(Microseconds(94 * S), Microseconds(NOW - 1))
@@ -206,7 +206,7 @@ def test_a_generation_is_obsolete_once_a_later_one_operated_a_leeway_ago() -> No
 
 
 def test_learning_of_a_generation_too_late_is_logged(caplog: pytest.LogCaptureFixture) -> None:
-    """When a write has already taken a stream of the generation before, someone has to know."""
+    """An error is logged if a write has already used a stream of the earlier generation."""
     node = CdcMetadata()
     node.insert(Microseconds(50 * S), DESCRIPTION, NOW)
     node.get_stream(NOW, 7, NOW)
@@ -219,12 +219,12 @@ def test_learning_of_a_generation_too_late_is_logged(caplog: pytest.LogCaptureFi
 
 @given(st.lists(times, unique=True).map(sorted), st.lists(times))
 def test_columns_of_times(gens: list[int], asked: list[int]) -> None:
-    """The index of the last generation not after each time, or -1."""
+    """The function returns the index of the last generation not after each time, or -1."""
     assert get_operating_index(gens, asked).tolist() == [bisect_right(gens, ts) - 1 for ts in asked]
 
 
 def test_streams_for_columns_of_writes() -> None:
-    """Many writes over several generations at once, as one by one; none before the first generation."""
+    """Many writes over several generations get the streams of single lookups, and none before the first generation."""
     generations = {S * second: description(second) for second in (10, 20, 30)}
     history = CdcMetadata.of(generations)
     draw = np.random.default_rng(3)
@@ -242,7 +242,7 @@ def test_streams_for_columns_of_writes() -> None:
 
 
 def test_writes_of_a_generation_that_was_not_read_are_refused() -> None:
-    """A column of writes is not answered in part."""
+    """A column of writes is not answered partially."""
     with pytest.raises(InputError, match="00:00:20"):
         CdcMetadata.of({Microseconds(10 * S): DESCRIPTION, Microseconds(20 * S): None}).streams_for(
             [15 * S, 25 * S], [0, 0]
@@ -250,7 +250,7 @@ def test_writes_of_a_generation_that_was_not_read_are_refused() -> None:
 
 
 def test_unknown_policies_are_refused() -> None:
-    """Both at the class and at the rule."""
+    """Both the class and the rule refuse an unknown policy."""
     with pytest.raises(InputError, match="strict or recent-past"):
         CdcMetadata(policy="lenient")  # pyrefly: ignore[bad-argument-type]
     with pytest.raises(InputError, match="strict or recent-past"):
