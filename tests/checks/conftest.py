@@ -10,5 +10,5 @@ from cdc_platform.delta import Lake
 
 @pytest.fixture
 def seeded(lake: Lake) -> SeededLake:
-    """An empty lake that takes any rows."""
+    """Return an empty lake that accepts any rows."""
     return SeededLake(lake)

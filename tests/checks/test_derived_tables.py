@@ -1,6 +1,6 @@
-"""Tables whose rows follow from others: a row that is missing, changed or there twice is named by what it follows from.
+"""Tables derived from others: a missing, changed or duplicate row is reported by the table that it derives from.
 
-The rows are changed through the platform's own writes, in its own name: no envelope tells of anything.
+The rows are changed through the platform's own writes, so no commit's information reveals the change.
 """
 
 from __future__ import annotations
@@ -37,21 +37,21 @@ Rows = list[dict[str, Any]]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with rows in every table."""
+    """Create a home with rows in every table."""
     return every_table(tmp_path_factory.mktemp("every"))
 
 
 def rewrite(lake: Lake, table: Table, change: Callable[[Rows], Rows]) -> None:
-    """Put what a change makes of the rows in their place."""
+    """Replace a table's rows by what the change makes of them."""
     rows = lake.read(table).sort_by([(key, "ascending") for key in table.keys])
-    made = pa.Table.from_pylist(change(rows.to_pylist()), schema=table.schema)
+    changed_rows = pa.Table.from_pylist(change(rows.to_pylist()), schema=table.schema)
     shutil.rmtree(lake.path(table))
     lake.ensure(table)
-    lake.append_once(table, made, {"test": 1}, None)
+    lake.append_once(table, changed_rows, {"test": 1}, None)
 
 
 def _published(rows: Rows) -> Rows:
-    """Without the newest that is listed."""
+    """Drop the newest published generation."""
     return sorted(rows, key=lambda row: row["time"])[:-1]
 
 
@@ -97,19 +97,19 @@ SEEDS: dict[str, tuple[str, Table, Callable[[Rows], Rows], str]] = {
 
 
 @pytest.mark.parametrize("name", SEEDS)
-def test_what_does_not_follow_is_named(home: Path, tmp_path: Path, name: str) -> None:
-    """The invariant that is broken says which row of which table."""
-    invariant, table, change, said = SEEDS[name]
+def test_a_row_that_contradicts_its_source_is_reported(home: Path, tmp_path: Path, name: str) -> None:
+    """The broken invariant names the row and its table."""
+    invariant, table, change, sample = SEEDS[name]
     lake = Lake(shutil.copytree(home / "lake", tmp_path / "lake"))
     assert [line for line in audit_derived_tables(lake) if line.violations] == []
     rewrite(lake, table, change)
-    found = {line.invariant: line for line in audit_derived_tables(lake)}
-    assert found[invariant].violations
-    assert said in found[invariant].sample
+    findings = {line.invariant: line for line in audit_derived_tables(lake)}
+    assert findings[invariant].violations
+    assert sample in findings[invariant].sample
 
 
-def test_what_is_under_way_is_no_violation(home: Path, tmp_path: Path) -> None:
-    """A change that is noted and not carried out, a stream set that is decided and not written, old sets collected."""
+def test_unfinished_changes_are_no_violation(home: Path, tmp_path: Path) -> None:
+    """A recorded but unapplied change, a decided but unwritten stream set, and collected old sets are no violations."""
     lake = Lake(shutil.copytree(home / "lake", tmp_path / "lake"))
     rewrite(lake, CDC_TABLE_CHANGES, lambda rows: [*rows, _later(max(rows, key=lambda row: row["changed_at"]))])
     rewrite(lake, TABLET_LAYOUTS, lambda rows: [*rows, _next(rows[-1])])
@@ -125,17 +125,17 @@ def _next(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"number": row["number"] + 1, "timestamp": row["timestamp"] + HOUR, "kind": "resized"}
 
 
-def test_nothing_is_asked_of_what_is_empty(lake: Lake) -> None:
-    """A new lake has no lines; a table without what it follows from is not judged by it."""
+def test_an_empty_lake_has_no_findings(lake: Lake) -> None:
+    """A new lake has no findings; a table whose source is empty is not judged."""
     assert audit_derived_tables(lake) == []
 
 
-def test_every_table_is_a_source_or_follows_from_declared_ones() -> None:
-    """What a table follows from is declared as well, and no circle is closed."""
+def test_every_derived_table_has_declared_sources() -> None:
+    """Every source of a table is declared as well, and the sources form no cycle."""
     for name, table in TABLES.items():
         assert set(table.follows_from) <= set(TABLES), name
-        seen, ahead = set(), list(table.follows_from)
-        while ahead:
-            seen.add(ahead[0])
-            ahead = [*ahead[1:], *TABLES[ahead[0]].follows_from]
-        assert name not in seen
+        visited, queue = set(), list(table.follows_from)
+        while queue:
+            visited.add(queue[0])
+            queue = [*queue[1:], *TABLES[queue[0]].follows_from]
+        assert name not in visited

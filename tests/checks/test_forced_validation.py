@@ -1,4 +1,4 @@
-"""Validation that the environment switches off is made all the same: in the driver, in its tasks, at the doors."""
+"""Pandera validation that the environment disables runs all the same in the driver, in its tasks and in commands."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ print(json.dumps([said(TaskRunner(lambda: spark, in_process=0), lake), in_tasks,
 
 @pytest.fixture
 def damaged(tmp_path: Path) -> Lake:
-    """A generation that breaks all that facts of ranges tell; of one invariant in more ranges than are named."""
+    """Create a generation that violates the invariants of ranges, one of them in more ranges than a sample names."""
     seeded = SeededLake(Lake(tmp_path / "lake"))
     rows = generation_rows()
     for row in rows:
@@ -75,16 +75,16 @@ def damaged(tmp_path: Path) -> Lake:
 
 
 def expected(lake: Lake) -> list[list[Any]]:
-    """What is judged in this process, where nothing is switched off."""
-    judged = judge_findings(audit_lake(TaskRunner.alone(), lake))
-    failed = {line.invariant for line in judged if not line.passed and line.violations}
+    """Return the results of this process, in which validation is enabled."""
+    results = judge_findings(audit_lake(TaskRunner.alone(), lake))
+    failed = {line.invariant for line in results if not line.passed and line.violations}
     assert failed == {VNODE_COLOCATION, SHARD_COLOCATION, STREAM_FORMAT, STREAMS_UNIQUE}
-    return [[str(line.invariant), line.message, line.passed] for line in judged]
+    return [[str(line.invariant), line.message, line.passed] for line in results]
 
 
-def answer(program: str, lake: Lake, **others: str) -> Any:
-    """What a process of its own says, to which validation is switched off."""
-    ran = subprocess.run(
+def results_of_process(program: str, lake: Lake, **others: str) -> Any:
+    """Return the results of a separate process in which the environment disables validation."""
+    completed = subprocess.run(
         [sys.executable, "-c", program, str(lake.root)],
         env=os.environ | VALIDATION_OFF | others,
         capture_output=True,
@@ -92,30 +92,30 @@ def answer(program: str, lake: Lake, **others: str) -> Any:
         timeout=240,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    return json.loads(ran.stdout.splitlines()[-1])
+    assert completed.returncode == 0, completed.stderr
+    return json.loads(completed.stdout.splitlines()[-1])
 
 
 def test_the_first_failures_are_the_sample(damaged: Lake) -> None:
-    """Of each range the first stream, of as many ranges as a line names, in their order on the ring."""
+    """The sample has the first stream of each range, for as many ranges as it names, in ring order."""
     line = next(
         line for line in judge_findings(audit_lake(TaskRunner.alone(), damaged)) if line.invariant == STREAM_FORMAT
     )
     assert line.violations == len(OWNERS)
-    told = line.sample.removeprefix("generation 00000000-0000-0000-0000-000000000001: ").split("; ")
-    assert [each.split(" (0x")[0] for each in told] == [
+    cases = line.sample.removeprefix("generation 00000000-0000-0000-0000-000000000001: ").split("; ")
+    assert [case.split(" (0x")[0] for case in cases] == [
         f"range end {end}, stream 0" for end in sorted(OWNERS)[:MAX_SAMPLES]
     ]
 
 
-def test_a_driver_judges_the_same(damaged: Lake) -> None:
-    """Every line, passed or not, is that of a process in which validation is on."""
-    assert answer(_HERE, damaged) == expected(damaged)
+def test_a_driver_gives_the_same_results(damaged: Lake) -> None:
+    """Every result, passed or failed, equals that of a process with validation enabled."""
+    assert results_of_process(_HERE, damaged) == expected(damaged)
 
 
-def test_tasks_and_doors_judge_the_same(server: ConnectServer, damaged: Lake) -> None:
-    """The workers have the variable too; writes of another shape are refused with it as without."""
-    lines, in_tasks, refused = answer(_ON_SPARK, damaged, **server.environment)
+def test_tasks_and_entry_points_give_the_same_results(server: ConnectServer, damaged: Lake) -> None:
+    """Executors have the variable too; writes of another shape are refused with and without it."""
+    lines, in_tasks, refused = results_of_process(_ON_SPARK, damaged, **server.environment)
     assert in_tasks == "False"
     assert lines == expected(damaged)
     assert refused == "writes need a column 'key' of type binary; they have ['id']"

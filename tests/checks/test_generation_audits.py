@@ -1,4 +1,4 @@
-"""The audit of the whole lake: every invariant once over all generations, and what imports lack is told, not passed."""
+"""The audit of the whole lake: each invariant once over all generations; missing imports fail instead of passing."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ TIME = "2023-11-14T22:13:20.123Z"
 
 
 def failed(findings: list[Finding]) -> list[str]:
-    """The invariants that are judged to have failed."""
+    """Return the invariants that are judged to have failed."""
     return [line.invariant for line in judge_findings(findings) if not line.passed]
 
 
 def sample(findings: list[Finding], invariant: str) -> str:
-    """The example of an invariant."""
+    """Return the sample of an invariant."""
     return next(line.sample for line in findings if line.invariant == invariant)
 
 
-def two_joins(seeded: SeededLake) -> None:
-    """Two nodes joined, one after the other; each generation is in every table."""
+def seed_two_joins(seeded: SeededLake) -> None:
+    """Seed two joins, one after the other, with each generation in every table."""
     first, *rest = sorted(OWNERS)
     seeded.whole(generation_rows(SMALLER), ONE, TIME_MS)
     seeded.event(rest, ONE, number=1)
@@ -73,8 +73,8 @@ def two_joins(seeded: SeededLake) -> None:
 
 @pytest.mark.spark
 def test_a_sound_lake_passes_in_three_jobs(spark: SparkSession, on_spark: TaskRunner, seeded: SeededLake) -> None:
-    """All invariants, each once and in order, with the populations of both generations."""
-    two_joins(seeded)
+    """All invariants are reported once and in order, with the populations of both generations."""
+    seed_two_joins(seeded)
     context = spark.sparkContext
     context.setJobGroup("lake", "lake")
     findings = audit_lake(on_spark, seeded.lake)
@@ -97,8 +97,8 @@ def test_a_sound_lake_passes_in_three_jobs(spark: SparkSession, on_spark: TaskRu
 
 @pytest.mark.parametrize("name", [ONE, TIME])
 def test_one_generation_is_audited_by_itself(workers: TaskRunner, seeded: SeededLake, name: str) -> None:
-    """By its UUID or its time; the others only serve to compare streams with."""
-    two_joins(seeded)
+    """A generation is selected by its UUID or its time; the others serve only to compare streams."""
+    seed_two_joins(seeded)
     findings = audit_lake(workers, seeded.lake, name)
     assert failed(findings) == []
     assert (
@@ -108,7 +108,7 @@ def test_one_generation_is_audited_by_itself(workers: TaskRunner, seeded: Seeded
 
 
 def test_samples_name_the_generation_and_the_row(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Of several generations the one that is wrong is told."""
+    """With several generations, the sample names the one that is wrong."""
     seeded.whole(generation_rows())
     rows = generation_rows(seed=2)
     rows[1]["streams"][0] = with_low_bits(rows[1]["streams"][0], version=0)
@@ -120,9 +120,9 @@ def test_samples_name_the_generation_and_the_row(workers: TaskRunner, seeded: Se
     assert failed(audit_lake(workers, seeded.lake, ONE)) == []
 
 
-def test_the_newest_generation_has_to_refine_the_ring_as_it_stands(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Older ones only the rings that they were made for; nodes that left or wait ask for nothing."""
-    two_joins(seeded)
+def test_the_newest_generation_has_to_refine_the_current_ring(workers: TaskRunner, seeded: SeededLake) -> None:
+    """Older generations have to refine only the rings that they were made for; nodes that left or wait do not count."""
+    seed_two_joins(seeded)
     seeded.node([12345], number=3, status="LEFT")
     assert failed(audit_lake(workers, seeded.lake)) == []
     seeded.node([23456], number=4)
@@ -131,8 +131,8 @@ def test_the_newest_generation_has_to_refine_the_ring_as_it_stands(workers: Task
     assert sample(findings, REFINES_VNODES) == f"generation {OTHER}: token 23456 of the ring ends no range"
 
 
-def test_a_generation_has_to_refine_the_node_that_brought_it(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Also when it is not the newest any more."""
+def test_a_generation_has_to_refine_the_node_that_introduced_it(workers: TaskRunner, seeded: SeededLake) -> None:
+    """A generation has to refine the node that introduced it, even when it is no longer the newest."""
     seeded.whole(generation_rows(), ONE, TIME_MS)
     seeded.event([77], ONE, number=5)
     seeded.whole(generation_rows(seed=2), OTHER, Milliseconds(TIME_MS + 1))
@@ -142,14 +142,14 @@ def test_a_generation_has_to_refine_the_node_that_brought_it(workers: TaskRunner
 
 
 def test_a_generation_has_to_refine_the_nodes_that_own_its_ranges(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Every token of an owner in its topology description, whatever has become of the node since."""
+    """The tokens of every owner in the topology description count, whatever the node's current status."""
     seeded.whole(generation_rows())
     seeded.node([*OWNERS, 77, 78], status="LEFT")
     assert violations(audit_lake(workers, seeded.lake)) == {REFINES_VNODES: 2}
 
 
-def test_tables_that_disagree_are_found(workers: TaskRunner, seeded: SeededLake) -> None:
-    """The description that is to be inserted, what was inserted and what was published are one."""
+def test_disagreeing_tables_are_found(workers: TaskRunner, seeded: SeededLake) -> None:
+    """The topology description, the inserted rows and the published rows have to be equal."""
     rows = generation_rows()
     seeded.described(generation_rows(seed=2))
     seeded.inserted(rows)
@@ -160,15 +160,15 @@ def test_tables_that_disagree_are_found(workers: TaskRunner, seeded: SeededLake)
     assert "platform.topology_descriptions" in sample(findings, PUBLISHED_EQUALS_DESCRIPTION)
 
 
-def test_streams_that_two_generations_have_are_counted_once(workers: TaskRunner, seeded: SeededLake) -> None:
-    """A generation that was copied under another ID."""
+def test_streams_shared_by_two_generations_are_counted_once(workers: TaskRunner, seeded: SeededLake) -> None:
+    """A generation copied under another ID shares all of its streams."""
     seeded.whole(generation_rows())
     seeded.whole(generation_rows(), OTHER, Milliseconds(TIME_MS + 1))
     assert violations(audit_lake(workers, seeded.lake)) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}
 
 
 def test_imported_v2_descriptions_are_audited(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Without a topology description, a ring or anything published: what could not be checked fails and says why."""
+    """Without a topology description, ring or published rows, the checks that cannot run fail and state the reason."""
     seeded.inserted(generation_rows())
     findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {}
@@ -179,7 +179,7 @@ def test_imported_v2_descriptions_are_audited(workers: TaskRunner, seeded: Seede
 
 
 def test_imported_streams_alone_are_audited(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Their shards are judged where the ring tells how the range's owner is sharded, and where there is but one."""
+    """Shards are judged where the ring shows the sharding of the range's owner, and where there is only one."""
     seeded.published(generation_rows())
     seeded.listed()
     findings = audit_lake(workers, seeded.lake)
@@ -188,7 +188,7 @@ def test_imported_streams_alone_are_audited(workers: TaskRunner, seeded: SeededL
     assert populations(findings)[SHARD_COLOCATION] == 1
     assert "not judged: the shard order of no range is known" in sample(findings, SHARD_COLOCATION)
     seeded.node([-(2**62), -1000])
-    seeded.node([0, 3], number=2)  # of two shards: not those of the range that ends with 3
+    seeded.node([0, 3], number=2)  # two shards, unlike the range that ends with 3
     ringed = audit_lake(workers, seeded.lake, TIME)
     assert violations(ringed) == {}
     assert populations(ringed)[SHARD_COLOCATION] == 1 + 4 + 4 + 2
@@ -196,7 +196,7 @@ def test_imported_streams_alone_are_audited(workers: TaskRunner, seeded: SeededL
     assert "could not be judged: the owner of their range is not known" in sample(ringed, SHARD_COLOCATION)
 
 
-def test_imported_exports_pass_whole_with_their_ring(workers: TaskRunner, seeded: SeededLake) -> None:
+def test_complete_imports_pass_with_their_ring(workers: TaskRunner, seeded: SeededLake) -> None:
     """V2 descriptions, streams, timestamps and a ring snapshot leave nothing unchecked."""
     rows = generation_rows()
     seeded.inserted(rows)
@@ -207,8 +207,8 @@ def test_imported_exports_pass_whole_with_their_ring(workers: TaskRunner, seeded
     assert failed(audit_lake(workers, seeded.lake)) == []
 
 
-def test_ranges_that_could_not_be_ordered_are_left_out(workers: TaskRunner, seeded: SeededLake) -> None:
-    """That their streams are in another order is known, and no violation."""
+def test_unordered_ranges_are_excluded(workers: TaskRunner, seeded: SeededLake) -> None:
+    """Ranges marked as unordered are known to have another order, which is no violation."""
     rows = generation_rows()
     rows[5]["streams"].reverse()
     seeded.inserted(rows)
@@ -223,7 +223,7 @@ def test_ranges_that_could_not_be_ordered_are_left_out(workers: TaskRunner, seed
     assert populations(findings)[VNODE_COLOCATION] == before[VNODE_COLOCATION]
 
 
-def test_unordered_streams_alone_are_left_out(workers: TaskRunner, seeded: SeededLake) -> None:
+def test_unordered_published_streams_are_excluded(workers: TaskRunner, seeded: SeededLake) -> None:
     """Published rows are marked under their time."""
     rows = generation_rows()
     rows[5]["streams"].reverse()
@@ -235,7 +235,7 @@ def test_unordered_streams_alone_are_left_out(workers: TaskRunner, seeded: Seede
 
 
 def test_legacy_streams_are_violations_of_the_format(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Streams from before the version field have their tokens, and nothing else to rely on."""
+    """Streams from before the version field have a token, and no other field to rely on."""
     rows = generation_rows()
     for row in rows:
         row["streams"] = [with_low_bits(stream, version=7) for stream in row["streams"]]
@@ -245,8 +245,8 @@ def test_legacy_streams_are_violations_of_the_format(workers: TaskRunner, seeded
     assert "legacy" in sample(findings, STREAM_FORMAT)
 
 
-def test_a_timestamp_without_any_rows_is_found(workers: TaskRunner, seeded: SeededLake) -> None:
-    """A generation of which there is only its timestamp is nothing to audit but that."""
+def test_a_timestamp_without_rows_is_found(workers: TaskRunner, seeded: SeededLake) -> None:
+    """A generation that has only its timestamp is audited for that alone."""
     seeded.listed()
     findings = audit_lake(workers, seeded.lake)
     assert violations(findings) == {TIMESTAMP_COMPLETE: 1}
@@ -255,7 +255,7 @@ def test_a_timestamp_without_any_rows_is_found(workers: TaskRunner, seeded: Seed
 
 
 def test_an_unknown_generation_is_not_found(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Neither in an empty lake nor in one that has others."""
+    """An unknown generation raises NotFound in an empty lake as well as in one that has others."""
     with pytest.raises(NotFound, match="no generation"):
         audit_lake(workers, seeded.lake)
     seeded.inserted(generation_rows())
@@ -268,7 +268,7 @@ def test_an_unknown_generation_is_not_found(workers: TaskRunner, seeded: SeededL
 def test_tables_that_spark_wrote_under_a_path_with_spaces_are_audited(
     spark: SparkSession, on_spark: TaskRunner, tmp_path: Path
 ) -> None:
-    """Files are found by their names, whoever wrote them and whatever stands in the path."""
+    """Files are found by name, whichever program wrote them and whatever characters the path has."""
     seeded = SeededLake(Lake(tmp_path / "a b é"))
     rows = generation_rows()
     when = datetime_from_ms(TIME_MS)

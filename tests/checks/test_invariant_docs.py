@@ -1,4 +1,4 @@
-"""The page of the models shows each model as it is in the code.
+"""The page of the models shows the current code of each model.
 
 `PYTHONPATH=tests python tests/checks/test_invariant_docs.py` rewrites the models on the page.
 """
@@ -26,20 +26,20 @@ _FIRST_SECTION = f"## {TITLES[models.StreamModel]}"
 
 
 def sections() -> str:
-    """The page's sections: each model under its title."""
+    """Return the page's sections, each model under its title."""
     return "\n".join(
         f"## {title}\n\n```python\n{inspect.getsource(model).rstrip()}\n```\n" for model, title in TITLES.items()
     )
 
 
-def test_the_page_shows_each_model_as_it_is() -> None:
-    """Each section is the source of its model, and every model has one."""
-    stated = {
+def test_the_page_shows_the_current_code_of_each_model() -> None:
+    """Each section is the source of its model, and every model has a section."""
+    declared = {
         model
         for model in vars(models).values()
         if isinstance(model, type) and model.__module__ == models.__name__ and not model.__name__.startswith("_")
     }
-    assert stated == set(TITLES)
+    assert declared == set(TITLES)
     text = PAGE.read_text(encoding="utf-8")
     assert text[text.index(_FIRST_SECTION) :] == sections()
     assert re.findall(r"^## (.*)$", text, flags=re.MULTILINE) == list(TITLES.values())

@@ -1,4 +1,4 @@
-"""How a summary is judged: violations, nothing checked, lines that are missing, repeated or not asked for."""
+"""How findings are judged: violations, empty populations, and missing, repeated or unexpected lines."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ SOUND = [Finding(name, 10, 0) for name in GENERATION_INVARIANTS]
 
 
 def failed(findings: list[Finding], expected: tuple[str, ...] = GENERATION_INVARIANTS) -> list[str]:
-    """The invariants that did not pass."""
+    """Return the invariants that did not pass."""
     return [line.invariant for line in judge_findings(findings, expected) if not line.passed]
 
 
-def test_a_sound_summary_passes_whole() -> None:
-    """Every invariant once, something checked, nothing wrong."""
+def test_sound_findings_pass() -> None:
+    """Findings pass if every invariant occurs once, with a population and without violations."""
     assert failed(SOUND) == []
     assert [line.invariant for line in judge_findings(SOUND)] == list(GENERATION_INVARIANTS)
     assert failed([], ()) == []
@@ -31,7 +31,7 @@ def test_a_sound_summary_passes_whole() -> None:
 
 @pytest.mark.parametrize("name", GENERATION_INVARIANTS)
 def test_one_violation_fails_its_invariant_alone(name: str) -> None:
-    """The judgement keeps the numbers and the example."""
+    """The result contains the numbers and the sample."""
     summary = [Finding(name, 10, 1, "it") if line.invariant == name else line for line in SOUND]
     assert failed(summary) == [name]
     line = next(line for line in judge_findings(summary) if line.invariant == name)
@@ -40,39 +40,39 @@ def test_one_violation_fails_its_invariant_alone(name: str) -> None:
 
 @pytest.mark.parametrize("name", GENERATION_INVARIANTS)
 def test_nothing_checked_fails_its_invariant_alone(name: str) -> None:
-    """A population of nothing proves nothing."""
+    """An empty population proves nothing."""
     summary = [Finding(name, 0, 0, "no rows") if line.invariant == name else line for line in SOUND]
     assert failed(summary) == [name]
 
 
 def test_a_violation_without_a_population_fails() -> None:
-    """Rows that are all missing are a violation, though nothing was counted."""
+    """Rows that are all missing are a violation, although the population is 0."""
     assert failed([Finding(ROW_COUNT, 0, 3)], (ROW_COUNT,)) == [ROW_COUNT]
 
 
 def test_a_missing_invariant_fails_and_is_named() -> None:
-    """Who forgets to audit is told."""
+    """An invariant that was not audited fails with that reason."""
     summary = [line for line in SOUND if line.invariant != STREAM_FORMAT]
     assert failed(summary) == [STREAM_FORMAT]
     assert next(line for line in judge_findings(summary) if not line.passed).sample == "it was not audited"
     assert failed([]) == list(GENERATION_INVARIANTS)
 
 
-def test_an_invariant_that_is_there_twice_fails() -> None:
-    """Two lines of one invariant are one failed judgement, with the sums."""
+def test_a_repeated_invariant_fails() -> None:
+    """Two lines of one invariant become one failed result, with the sums."""
     summary = [*SOUND, Finding(RING_COVERED_ONCE, 5, 0)]
     assert failed(summary) == [RING_COVERED_ONCE]
     assert judge_findings(summary)[0].population == 15
     assert "twice" in judge_findings(summary)[0].sample
 
 
-def test_an_invariant_that_nobody_asked_for_fails() -> None:
-    """A line under a misspelt name is not taken for the one that is meant."""
+def test_an_unexpected_invariant_fails() -> None:
+    """A line under a misspelt name does not count for the intended one."""
     assert failed([*SOUND, Finding("ring_covered_twice", 5, 0)]) == ["ring_covered_twice"]
 
 
-def test_validation_that_is_switched_off_is_switched_on_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A summary passes because it was judged, never because the judge was told to stay away."""
+def test_disabled_validation_is_enabled_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A violation fails even if pandera's configuration disables validation."""
     from pandera.config import CONFIG
 
     monkeypatch.setattr(CONFIG, "validation_enabled", False)
@@ -80,7 +80,7 @@ def test_validation_that_is_switched_off_is_switched_on_again(monkeypatch: pytes
 
 
 def test_findings_of_several_generations_add_up() -> None:
-    """The example names the generation that it is from; that nothing was checked is told with its reason."""
+    """The sample names its generation; an empty population states its reason."""
     parts = [
         ("a", InvariantTally(ROW_COUNT, 2, 0)),
         ("b", InvariantTally(ROW_COUNT, 3, 1, 0, "it")),

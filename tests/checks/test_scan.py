@@ -1,4 +1,4 @@
-"""The audit of rows without Spark: each rule against the oracle, and for each check a violation that it alone finds."""
+"""The audit of rows without Spark: each rule compared with the oracle, and a violation for each check."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ from cdc_platform.ring import RangeLookup, is_in_range
 
 WRAPPING = 0
 BUSY = 1
-"""A range in which each of the four shards owns something."""
+"""The index of a range in which each of the four shards owns a token."""
 
 
 def owns_something(row: Row, shard: int) -> bool:
-    """Whether the shard owns a token of the range, by the oracle."""
+    """Return True if the shard owns a token of the range, by the oracle."""
     count, msb = len(row["streams"]), row["ignore_msb"]
     first = oracle.first_token_for_shard(row["range_start"], row["range_end"], shard, count, msb)
     return oracle.shard_of(first, count, msb) == shard
 
 
 def expected(rows: list[Row]) -> dict[str, tuple[int, int]]:
-    """Population and violations of both colocations, one stream at a time."""
+    """Return population and violations of both colocations, one stream at a time, by the oracle."""
     vnode = shard = pairs = streams = 0
     for row in rows:
         for number, stream in enumerate(row["streams"]):
@@ -55,23 +55,23 @@ def expected(rows: list[Row]) -> dict[str, tuple[int, int]]:
 
 @given(st.lists(tokens, min_size=1, max_size=8, unique=True).map(sorted), st.lists(tokens, min_size=1, max_size=8))
 def test_the_range_that_holds_a_token_is_the_one_that_a_lookup_finds(ends: list[int], asked: list[int]) -> None:
-    """Of all ranges the one, the wrapping first among them; the minimum token, which no key has, is in none."""
-    ranges, near = GenerationRanges(np.array(ends)), [*asked, *ends, *(end + 1 for end in ends if end < 2**63 - 1)]
-    held = is_in_range(np.array(near)[:, None], ranges.starts[None], ranges.ends[None])
-    found = RangeLookup(np.array(ends)).row_of(np.array(near))
-    assert held.tolist() == [[rank == row for rank in range(len(ends))] for row in found.tolist()]
+    """Exactly one range contains a token, possibly the wrapping one; none has the minimum token, which no key has."""
+    ranges, probes = GenerationRanges(np.array(ends)), [*asked, *ends, *(end + 1 for end in ends if end < 2**63 - 1)]
+    contains = is_in_range(np.array(probes)[:, None], ranges.starts[None], ranges.ends[None])
+    rows = RangeLookup(np.array(ends)).row_of(np.array(probes))
+    assert contains.tolist() == [[rank == row for rank in range(len(ends))] for row in rows.tolist()]
     assert not is_in_range(np.array([-(2**63)]), ranges.starts, ranges.ends).any()
 
 
 def audited(rows: list[Row]) -> dict[str, tuple[int, int]]:
-    """What the audit says of the same."""
-    found = row_tallies(rows)
-    return {name: (found[name].population, found[name].violations) for name in (VNODE_COLOCATION, SHARD_COLOCATION)}
+    """Return population and violations of both colocations, by the audit."""
+    tallies = row_tallies(rows)
+    return {name: (tallies[name].population, tallies[name].violations) for name in (VNODE_COLOCATION, SHARD_COLOCATION)}
 
 
 @given(owners=rings())
 def test_a_sound_generation_has_no_violation(owners: dict[int, tuple[int, int]]) -> None:
-    """On any ring, what the rules generate passes, and the pairs that are counted are those that own something."""
+    """Generated rows pass on any ring, and only pairs of a shard and a range with an owned token are counted."""
     rows = generation_rows(owners)
     assert row_violations(rows) == {}
     assert audited(rows) == expected(rows)
@@ -81,7 +81,7 @@ def test_a_sound_generation_has_no_violation(owners: dict[int, tuple[int, int]])
 def test_tokens_anywhere_are_judged_as_the_oracle_judges_them(
     owners: dict[int, tuple[int, int]], data: st.DataObject
 ) -> None:
-    """Streams with arbitrary tokens break exactly the colocations that they break one by one."""
+    """Streams with arbitrary tokens break exactly the colocations that the oracle finds one by one."""
     rows = generation_rows(owners)
     for row in rows:
         for number in data.draw(st.sets(st.integers(0, len(row["streams"]) - 1))):
@@ -89,8 +89,8 @@ def test_tokens_anywhere_are_judged_as_the_oracle_judges_them(
     assert audited(rows) == expected(rows)
 
 
-def outside_on_its_shard(rows: list[Row], number: int, stream: int) -> int:
-    """A token outside a row's range that is on the shard of a stream."""
+def token_outside_on_its_shard(rows: list[Row], number: int, stream: int) -> int:
+    """Return a token outside a row's range that is on the shard of a stream."""
     row = rows[number]
     random = np.random.default_rng(7)
     while True:
@@ -108,9 +108,9 @@ def change(rows: list[Row], number: int, stream: int, **how: Any) -> None:
 
 @pytest.mark.parametrize("number", [WRAPPING, BUSY])
 def test_a_token_outside_its_range_breaks_vnode_colocation_alone(number: int) -> None:
-    """A stream of the right shard in a foreign range, the wrapping range included."""
+    """A stream of the right shard lies in a foreign range, also for the wrapping range."""
     rows = generation_rows()
-    change(rows, number, 2, token=outside_on_its_shard(rows, number, 2))
+    change(rows, number, 2, token=token_outside_on_its_shard(rows, number, 2))
     assert row_violations(rows) == {VNODE_COLOCATION: 1}
     sample = row_tallies(rows)[VNODE_COLOCATION].sample
     assert sample.startswith(f"range end {rows[number]['range_end']}, stream 2 (0x")
@@ -118,7 +118,7 @@ def test_a_token_outside_its_range_breaks_vnode_colocation_alone(number: int) ->
 
 
 def test_the_range_start_is_outside_and_the_range_end_inside() -> None:
-    """Ranges are open on the left and closed on the right."""
+    """Ranges exclude their start and include their end."""
     rows = generation_rows({-100: (1, 0), 100: (1, 0)})
     change(rows, 1, 0, token=100)
     assert row_violations(rows) == {}
@@ -127,7 +127,7 @@ def test_the_range_start_is_outside_and_the_range_end_inside() -> None:
 
 
 def test_every_token_but_the_minimum_is_inside_the_only_range() -> None:
-    """The range of a single token is the whole ring, and the minimum token is no key's."""
+    """The range of a single token is the whole ring, and no key has the minimum token."""
     rows = generation_rows({5: (1, 0)})
     for token in (oracle.FIRST, 5, 6, oracle.LAST):
         change(rows, 0, 0, token=token)
@@ -137,7 +137,7 @@ def test_every_token_but_the_minimum_is_inside_the_only_range() -> None:
 
 
 def test_a_token_of_another_shard_breaks_shard_colocation_alone() -> None:
-    """Inside the range, but on another shard than its place says."""
+    """The token is inside the range, but on another shard than the stream's index."""
     rows = generation_rows()
     change(rows, BUSY, 2, token=oracle.unpack_stream_id(rows[BUSY]["streams"][1])[0])
     assert row_violations(rows) == {SHARD_COLOCATION: 1}
@@ -145,14 +145,14 @@ def test_a_token_of_another_shard_breaks_shard_colocation_alone() -> None:
 
 
 def test_streams_in_the_order_of_their_bytes_break_shard_colocation_alone() -> None:
-    """Sorted streams are the same streams; only what they stand for is lost."""
+    """Sorting the streams keeps them equal as a set, but assigns them to other shards."""
     rows = generation_rows({100: (4, 0)})
     rows[0]["streams"].sort()
     assert set(row_violations(rows)) == {SHARD_COLOCATION}
 
 
 def test_a_shard_that_owns_nothing_has_the_range_end_as_token() -> None:
-    """Any other token of the range is a violation, though no pair of the population."""
+    """Any other token of the range is a violation, although the population does not count the stream."""
     rows = generation_rows()
     idle = next(shard for shard in range(8) if not owns_something(rows[CROWDED], shard))
     population = row_tallies(rows)[SHARD_COLOCATION].population
@@ -163,22 +163,22 @@ def test_a_shard_that_owns_nothing_has_the_range_end_as_token() -> None:
 
 
 @pytest.mark.parametrize("ignore_msb", [-1, 32])
-def test_sharding_that_cannot_be_breaks_shard_colocation_alone(ignore_msb: int) -> None:
-    """Without a legal ignore_msb no shard can be told."""
+def test_invalid_sharding_breaks_shard_colocation_alone(ignore_msb: int) -> None:
+    """Without a valid ignore_msb no shard can be computed."""
     rows = generation_rows()
     rows[BUSY]["ignore_msb"] = ignore_msb
     assert row_violations(rows) == {SHARD_COLOCATION: 4}
 
 
-def test_more_streams_than_any_machine_has_shards_are_a_finding() -> None:
-    """No row makes the audit fail: 5000 streams are 5000 violations."""
+def test_too_many_streams_are_a_violation() -> None:
+    """No row makes the audit itself fail: 5000 streams are 5000 violations."""
     rows = generation_rows({5: (1, 0)})
     rows[0]["streams"] = [oracle.pack_stream_id(5, 0, number) for number in range(5000)]
     assert row_violations(rows) == {SHARD_COLOCATION: 5000}
 
 
-def test_ranges_without_a_known_order_are_left_out_of_shard_colocation() -> None:
-    """What an import could not order is no violation, and nobody was checked."""
+def test_unordered_ranges_are_excluded_from_shard_colocation() -> None:
+    """A range that an import could not order is no violation and not in the population."""
     rows = generation_rows({100: (4, 0)})
     rows[0]["streams"].sort()
     assert row_violations(rows, unordered=(100,)) == {}
@@ -186,7 +186,7 @@ def test_ranges_without_a_known_order_are_left_out_of_shard_colocation() -> None
 
 
 def test_the_only_stream_of_a_range_is_always_in_order() -> None:
-    """One shard owns everything, whatever bits are ignored and whatever an import could tell."""
+    """A single shard owns everything, whatever bits are ignored and whatever an import knows of the order."""
     rows = generation_rows({100: (1, 0)})
     rows[0]["ignore_msb"] = -1
     assert row_tallies(rows, unordered=(100,))[SHARD_COLOCATION].population == 1
@@ -204,7 +204,7 @@ def test_the_only_stream_of_a_range_is_always_in_order() -> None:
     ],
 )
 def test_a_wrong_field_breaks_stream_format_alone(how: dict[str, int], told: str) -> None:
-    """Version 1 and the rank of the range end, in every stream."""
+    """Every stream needs version 1 and the rank of its range end as index."""
     rows = generation_rows()
     change(rows, BUSY, 3, **how)
     assert row_violations(rows) == {STREAM_FORMAT: 1}
@@ -213,7 +213,7 @@ def test_a_wrong_field_breaks_stream_format_alone(how: dict[str, int], told: str
 
 @pytest.mark.parametrize("stream", [b"", b"\x01" * 15, b"\x01" * 17])
 def test_a_stream_that_is_not_16_bytes_breaks_stream_format_alone(stream: bytes) -> None:
-    """It is named as it is, and the others of its range keep their places."""
+    """The sample shows its bytes, and the other streams of the range keep their index."""
     rows = generation_rows()
     rows[BUSY]["streams"][1] = stream
     assert row_violations(rows) == {STREAM_FORMAT: 1}
@@ -221,14 +221,14 @@ def test_a_stream_that_is_not_16_bytes_breaks_stream_format_alone(stream: bytes)
 
 
 def test_damaged_streams_are_not_taken_for_equal_ones() -> None:
-    """Two that are no stream IDs at all are two violations of the format, not a repetition."""
+    """Two invalid stream IDs are two violations of the format, not a repetition."""
     rows = generation_rows()
     rows[BUSY]["streams"][1] = rows[BUSY]["streams"][2] = b"\x01" * 3
     assert row_violations(rows) == {STREAM_FORMAT: 2}
 
 
 def test_a_range_without_streams_breaks_stream_format_alone() -> None:
-    """An empty list is a finding of its own."""
+    """An empty list violates the format."""
     rows = generation_rows()
     rows[BUSY]["streams"] = []
     assert row_violations(rows) == {STREAM_FORMAT: 1}
@@ -236,7 +236,7 @@ def test_a_range_without_streams_breaks_stream_format_alone() -> None:
 
 
 def test_a_stream_twice_in_a_range_breaks_streams_unique_alone() -> None:
-    """Shards that own nothing share a token: only random bits tell their streams apart."""
+    """Shards that own nothing share a token, so only random bits distinguish their streams."""
     rows = generation_rows()
     one, other = [shard for shard in range(8) if not owns_something(rows[CROWDED], shard)][:2]
     rows[CROWDED]["streams"][other] = rows[CROWDED]["streams"][one]
@@ -245,7 +245,7 @@ def test_a_stream_twice_in_a_range_breaks_streams_unique_alone() -> None:
 
 
 def test_equal_random_bits_alone_are_no_repetition() -> None:
-    """Streams with other tokens are other streams."""
+    """Streams with other tokens are different streams."""
     rows = generation_rows()
     rows[BUSY]["streams"] = [
         oracle.pack_stream_id(oracle.unpack_stream_id(stream)[0], BUSY, 77) for stream in rows[BUSY]["streams"]
@@ -254,7 +254,7 @@ def test_equal_random_bits_alone_are_no_repetition() -> None:
 
 
 def test_the_first_violation_on_the_ring_is_the_sample() -> None:
-    """Whatever order the rows come in."""
+    """The order of the rows does not matter."""
     rows = generation_rows()
     for number in (4, 2):
         change(rows, number, 0, version=0)
@@ -263,8 +263,8 @@ def test_the_first_violation_on_the_ring_is_the_sample() -> None:
     assert row_violations(rows) == {STREAM_FORMAT: 2}
 
 
-def test_many_rows_are_audited_in_pieces_with_one_result() -> None:
-    """More streams than one piece takes, of two widths that alternate."""
+def test_many_rows_are_audited_in_chunks_with_one_result() -> None:
+    """More streams than one chunk takes, of two alternating widths, give one result."""
     ends = np.arange(3000) * 2**50
     rows = generation_rows({int(end): (3 + 13 * (number % 2), 12) for number, end in enumerate(ends)})
     change(rows, 2999, 5, version=0)
@@ -275,15 +275,15 @@ def test_many_rows_are_audited_in_pieces_with_one_result() -> None:
     assert tallies[STREAM_FORMAT].sample.startswith(f"range end {2**50}, stream 5 ")
 
 
-def test_no_rows_give_nothing_that_could_pass() -> None:
-    """An audit of nothing leaves every invariant unchecked, and that fails."""
-    found = row_tallies([])
-    findings = [Finding(name, tally.population, tally.violations) for name, tally in found.items()]
+def test_no_rows_pass_nothing() -> None:
+    """An audit of no rows leaves every invariant unchecked, which fails."""
+    tallies = row_tallies([])
+    findings = [Finding(name, tally.population, tally.violations) for name, tally in tallies.items()]
     names = (VNODE_COLOCATION, SHARD_COLOCATION, STREAM_FORMAT, STREAMS_UNIQUE)
     assert [line.passed for line in judge_findings(findings, names)] == [False] * 4
 
 
-def test_seeds_are_what_they_claim() -> None:
+def test_the_seeded_ring_has_the_needed_ranges() -> None:
     """The ring of these tests has a wrapping range, busy ranges, and one in which most shards own nothing."""
     rows = generation_rows()
     assert sum(owns_something(rows[CROWDED], shard) for shard in range(8)) < 6

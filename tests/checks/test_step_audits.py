@@ -1,4 +1,4 @@
-"""The audits of a generation's stages on Spark: sound rows pass, a seeded violation trips its invariant alone."""
+"""The audits of a generation's stages on Spark: sound rows pass, and a seeded violation fails its invariant alone."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ Damage = Callable[[list[Row]], Any]
 
 
 def ring_of(tokens: list[int]) -> Ring:
-    """A ring of one node; the audit takes only its tokens."""
+    """Return a ring of one node; the audit uses only its tokens."""
     return Ring.of([Node(uuid.UUID(int=1), tuple(tokens), 4, 12)]) if tokens else Ring.of([])
 
 
@@ -74,18 +74,18 @@ AFTER = ring_of(sorted(OWNERS))
 BEFORE = ring_of(sorted(OWNERS)[::2])
 
 
-def described(workers: TaskRunner, seeded: SeededLake) -> list[Finding]:
-    """The audit of the description that was seeded."""
+def audit_seeded(workers: TaskRunner, seeded: SeededLake) -> list[Finding]:
+    """Audit the description that was seeded."""
     return audit_description(workers, seeded.lake, ONE, BEFORE, AFTER)
 
 
 def passes(findings: list[Finding], expected: tuple[str, ...]) -> bool:
-    """Whether a summary is judged sound."""
+    """Return True if every invariant passes."""
     return all(line.passed for line in judge_findings(findings, expected))
 
 
-def jobs_of(spark: SparkSession, name: str, run: Callable[[], object]) -> int:
-    """How many Spark jobs it takes."""
+def count_jobs(spark: SparkSession, name: str, run: Callable[[], object]) -> int:
+    """Return how many Spark jobs a function runs."""
     context = spark.sparkContext
     context.setJobGroup(name, name)
     try:
@@ -97,11 +97,11 @@ def jobs_of(spark: SparkSession, name: str, run: Callable[[], object]) -> int:
 
 @pytest.mark.spark
 def test_a_sound_description_passes_in_one_job(spark: SparkSession, on_spark: TaskRunner, seeded: SeededLake) -> None:
-    """Every invariant has its population; the rows are read once."""
+    """Every invariant has its population, and the rows are read once."""
     seeded.described(generation_rows())
     seeded.described(generation_rows(seed=9), OTHER)
     findings: list[Finding] = []
-    assert jobs_of(spark, "description", lambda: findings.extend(described(on_spark, seeded))) == 1
+    assert count_jobs(spark, "description", lambda: findings.extend(audit_seeded(on_spark, seeded))) == 1
     assert passes(findings, DESCRIPTION_INVARIANTS)
     assert populations(findings) == {
         RING_COVERED_ONCE: 6,
@@ -115,27 +115,27 @@ def test_a_sound_description_passes_in_one_job(spark: SparkSession, on_spark: Ta
 
 
 def start_later(rows: list[Row]) -> None:
-    """A range that starts after the end of the one before."""
+    """Start a range after the end of the previous one."""
     rows[2]["range_start"] += 1
 
 
 def leave_range(rows: list[Row]) -> None:
-    """A stream of the only shard of its range, in another range."""
+    """Move a stream of the only shard of its range into another range."""
     rows[4]["streams"][0] = with_token(rows[4]["streams"][0], -5)
 
 
 def leave_shard(rows: list[Row]) -> None:
-    """A stream with the token of its neighbour."""
+    """Give a stream the token of its neighbour."""
     rows[1]["streams"][2] = with_token(rows[1]["streams"][2], oracle.unpack_stream_id(rows[1]["streams"][1])[0])
 
 
-def take_place_of(rows: list[Row]) -> None:
-    """The same stream for two shards that own nothing."""
+def duplicate_idle_stream(rows: list[Row]) -> None:
+    """Give two shards that own nothing the same stream."""
     rows[CROWDED]["streams"][7] = rows[CROWDED]["streams"][6]
 
 
 def replace(number: int, stream: int, value: bytes | None) -> Damage:
-    """Anything at all in the place of a stream."""
+    """Return a change that replaces a stream by any value."""
     return lambda rows: rows[number]["streams"].__setitem__(stream, value)
 
 
@@ -145,7 +145,7 @@ def replace(number: int, stream: int, value: bytes | None) -> Damage:
         (start_later, {RING_COVERED_ONCE: 1}),
         (leave_range, {VNODE_COLOCATION: 1}),
         (leave_shard, {SHARD_COLOCATION: 1}),
-        (take_place_of, {STREAMS_UNIQUE: 1}),
+        (duplicate_idle_stream, {STREAMS_UNIQUE: 1}),
         (lambda rows: rows[1].update(ignore_msb=None), {SHARD_COLOCATION: 4}),
         (lambda rows: rows[1].update(streams=[]), {STREAM_FORMAT: 1}),
         (lambda rows: rows[1].update(streams=None), {STREAM_FORMAT: 1}),
@@ -157,11 +157,11 @@ def replace(number: int, stream: int, value: bytes | None) -> Damage:
 def test_a_seeded_violation_trips_its_invariant_alone(
     either: TaskRunner, seeded: SeededLake, damage: Damage, found: dict[str, int]
 ) -> None:
-    """One wrong thing in the description is one failed line, whatever it does to the data."""
+    """One damage in the description fails one invariant, whatever rows it affects."""
     rows = generation_rows()
     damage(rows)
     seeded.described(rows)
-    assert violations(described(either, seeded)) == found
+    assert violations(audit_seeded(either, seeded)) == found
 
 
 def test_a_token_of_either_ring_that_ends_no_range_trips_refinement_alone(
@@ -175,19 +175,19 @@ def test_a_token_of_either_ring_that_ends_no_range_trips_refinement_alone(
     assert populations(findings)[REFINES_VNODES] == 7
 
 
-def test_a_range_too_many_trips_the_row_count_alone(workers: TaskRunner, seeded: SeededLake) -> None:
-    """More ranges than tokens refine the vnodes all the same."""
+def test_an_extra_range_trips_the_row_count_alone(workers: TaskRunner, seeded: SeededLake) -> None:
+    """More ranges than tokens still refine the vnodes."""
     seeded.described(generation_rows())
     fewer = ring_of(sorted(OWNERS)[1:])
     assert violations(audit_description(workers, seeded.lake, ONE, BEFORE.of([]), fewer)) == {ROW_COUNT: 1}
 
 
-def test_a_stream_in_two_ranges_is_found_though_no_range_has_it_twice(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Its index is wrong in one of them: then every stream is compared with every other."""
+def test_a_stream_in_two_ranges_is_found(workers: TaskRunner, seeded: SeededLake) -> None:
+    """A stream in two ranges has a wrong index in one of them, which triggers a comparison of all streams."""
     rows = generation_rows()
     rows[1]["streams"][0] = rows[2]["streams"][0]
     seeded.described(rows)
-    findings = described(workers, seeded)
+    findings = audit_seeded(workers, seeded)
     assert violations(findings)[STREAMS_UNIQUE] == 1
     assert populations(findings)[STREAMS_UNIQUE] == STREAMS
     sample = next(line.sample for line in findings if line.invariant == STREAMS_UNIQUE)
@@ -199,30 +199,30 @@ def test_a_wrong_index_alone_does_not_trip_uniqueness(workers: TaskRunner, seede
     rows = generation_rows()
     rows[1]["streams"][0] = with_low_bits(rows[1]["streams"][0], index=2)
     seeded.described(rows)
-    findings = described(workers, seeded)
+    findings = audit_seeded(workers, seeded)
     assert violations(findings) == {STREAM_FORMAT: 1}
     assert populations(findings)[STREAMS_UNIQUE] == STREAMS
 
 
-def test_a_row_that_is_there_twice_is_a_finding_of_several(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Delta keeps no key: the cover, the number of rows and the streams all tell."""
+def test_a_duplicate_row_breaks_several_invariants(workers: TaskRunner, seeded: SeededLake) -> None:
+    """Delta enforces no key, so the coverage, the row count and the streams all show a duplicate row."""
     rows = generation_rows()
     seeded.described([*rows, rows[1]])
-    found = violations(described(workers, seeded))
-    assert found == {RING_COVERED_ONCE: 1, STREAMS_UNIQUE: 4, ROW_COUNT: 1}
+    violated = violations(audit_seeded(workers, seeded))
+    assert violated == {RING_COVERED_ONCE: 1, STREAMS_UNIQUE: 4, ROW_COUNT: 1}
 
 
-def test_a_null_range_end_is_a_finding(workers: TaskRunner, seeded: SeededLake) -> None:
-    """No row makes the audit fail."""
+def test_a_null_range_end_is_a_violation(workers: TaskRunner, seeded: SeededLake) -> None:
+    """A null range end is a violation and does not make the audit itself fail."""
     rows = generation_rows()
     rows[0]["range_end"] = None
     seeded.described(rows)
-    assert violations(described(workers, seeded))[RING_COVERED_ONCE] >= 1
+    assert violations(audit_seeded(workers, seeded))[RING_COVERED_ONCE] >= 1
 
 
 def test_no_description_fails_everything(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Nothing checked is a failure, with the table that was empty."""
-    findings = described(workers, seeded)
+    """An empty description fails every invariant, and the sample names the empty table."""
+    findings = audit_seeded(workers, seeded)
     assert {line.invariant for line in findings if line.population == 0} == set(DESCRIPTION_INVARIANTS) - {ROW_COUNT}
     assert not any(line.passed for line in judge_findings(findings, DESCRIPTION_INVARIANTS))
     assert "platform.topology_descriptions has no rows" in findings[0].sample
@@ -230,12 +230,12 @@ def test_no_description_fails_everything(workers: TaskRunner, seeded: SeededLake
 
 @pytest.mark.spark
 def test_a_sound_insert_passes_in_one_job(spark: SparkSession, on_spark: TaskRunner, seeded: SeededLake) -> None:
-    """V2 rows are audited and compared with the description in one pass."""
+    """One pass audits V2 rows and compares them with the description."""
     rows = generation_rows()
     seeded.described(rows)
     seeded.inserted(rows)
     findings: list[Finding] = []
-    assert jobs_of(spark, "inserted", lambda: findings.extend(audit_inserted(on_spark, seeded.lake, ONE))) == 1
+    assert count_jobs(spark, "inserted", lambda: findings.extend(audit_inserted(on_spark, seeded.lake, ONE))) == 1
     assert passes(findings, INSERTED_INVARIANTS)
     assert populations(findings)[PUBLISHED_EQUALS_DESCRIPTION] == 6
 
@@ -244,29 +244,29 @@ def test_a_sound_insert_passes_in_one_job(spark: SparkSession, on_spark: TaskRun
 def test_a_wrong_num_ranges_trips_the_row_count_alone(
     workers: TaskRunner, seeded: SeededLake, claim: int | None
 ) -> None:
-    """What the rows claim is what there is."""
+    """The claimed number of ranges has to be the number of rows."""
     seeded.described(generation_rows())
     seeded.inserted(generation_rows(), num_ranges=claim)
     assert violations(audit_inserted(workers, seeded.lake, ONE)) == {ROW_COUNT: 1}
 
 
-def other_bits(rows: list[Row]) -> None:
-    """Another stream in the same place."""
+def change_random_bits(rows: list[Row]) -> None:
+    """Replace a stream by one with other random bits."""
     token, _, index, random = oracle.unpack_stream_id(rows[1]["streams"][0])
     rows[1]["streams"][0] = oracle.pack_stream_id(token, index, random ^ 1)
 
 
-def idle_shards_swapped(rows: list[Row]) -> None:
-    """Two streams that stand for nothing in each other's place."""
+def swap_idle_shards(rows: list[Row]) -> None:
+    """Swap the streams of two shards that own nothing."""
     streams = rows[CROWDED]["streams"]
     streams[6], streams[7] = streams[7], streams[6]
 
 
-@pytest.mark.parametrize("damage", [other_bits, idle_shards_swapped, lambda rows: rows[4].update(ignore_msb=3)])
+@pytest.mark.parametrize("damage", [change_random_bits, swap_idle_shards, lambda rows: rows[4].update(ignore_msb=3)])
 def test_v2_rows_that_differ_from_the_description_trip_the_comparison_alone(
     workers: TaskRunner, seeded: SeededLake, damage: Damage
 ) -> None:
-    """Streams, their order, and ignore_msb."""
+    """Streams, their order, and ignore_msb are compared."""
     rows = generation_rows()
     seeded.described(rows)
     changed = generation_rows()
@@ -277,7 +277,7 @@ def test_v2_rows_that_differ_from_the_description_trip_the_comparison_alone(
 
 
 def test_an_insert_without_a_description_has_nothing_to_compare(workers: TaskRunner, seeded: SeededLake) -> None:
-    """The comparison fails for want of rows; everything else is checked."""
+    """The comparison fails because there are no rows; all other invariants are checked."""
     seeded.inserted(generation_rows())
     failed = [
         line.invariant
@@ -292,10 +292,10 @@ def test_an_insert_without_a_description_has_nothing_to_compare(workers: TaskRun
 def test_published_rows_equal_the_descriptions_in_one_job(
     spark: SparkSession, on_spark: TaskRunner, seeded: SeededLake
 ) -> None:
-    """Order included; ignore_msb is not published."""
+    """The order of streams is compared; ignore_msb is not published."""
     seeded.whole(generation_rows())
     findings: list[Finding] = []
-    assert jobs_of(spark, "published", lambda: findings.extend(audit_published(on_spark, seeded.lake, ONE))) == 1
+    assert count_jobs(spark, "published", lambda: findings.extend(audit_published(on_spark, seeded.lake, ONE))) == 1
     assert passes(findings, PUBLISHED_INVARIANTS)
     assert populations(findings) == {PUBLISHED_EQUALS_DESCRIPTION: 6}
 
@@ -303,8 +303,8 @@ def test_published_rows_equal_the_descriptions_in_one_job(
 @pytest.mark.parametrize(
     ("damage", "population", "wrong"),
     [
-        (other_bits, 6, 1),
-        (idle_shards_swapped, 6, 1),
+        (change_random_bits, 6, 1),
+        (swap_idle_shards, 6, 1),
         (lambda rows: rows[1]["streams"].reverse(), 6, 1),
         (lambda rows: rows[1]["streams"].pop(), 6, 1),
         (lambda rows: rows[1].update(streams=None), 6, 1),
@@ -317,7 +317,7 @@ def test_published_rows_equal_the_descriptions_in_one_job(
 def test_published_rows_that_differ_are_counted(
     workers: TaskRunner, seeded: SeededLake, damage: Damage, population: int, wrong: int
 ) -> None:
-    """A row that is missing, too many, there twice, or has other streams or another order."""
+    """A row that is missing, extra, duplicate, or has other streams or another order is a violation."""
     rows = generation_rows()
     seeded.inserted(rows)
     seeded.introduced()
@@ -331,8 +331,8 @@ def test_published_rows_that_differ_are_counted(
     )
 
 
-def test_the_order_of_ranges_that_could_not_be_ordered_is_not_compared(workers: TaskRunner, seeded: SeededLake) -> None:
-    """There the streams are compared as a set; elsewhere the order counts."""
+def test_the_order_of_unordered_ranges_is_not_compared(workers: TaskRunner, seeded: SeededLake) -> None:
+    """Unordered ranges are compared as sets; elsewhere the order counts."""
     seeded.inserted(generation_rows())
     seeded.introduced()
     changed = generation_rows()
@@ -347,7 +347,7 @@ def test_the_order_of_ranges_that_could_not_be_ordered_is_not_compared(workers: 
 
 
 def test_nothing_published_fails(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Neither without a timestamp nor without rows is there anything to pass."""
+    """Neither a missing timestamp nor missing rows pass."""
     assert not passes(audit_published(workers, seeded.lake, ONE), PUBLISHED_INVARIANTS)
     seeded.introduced()
     seeded.inserted(generation_rows())
@@ -357,7 +357,7 @@ def test_nothing_published_fails(workers: TaskRunner, seeded: SeededLake) -> Non
 
 
 def test_a_single_generation_shares_no_stream(workers: TaskRunner, seeded: SeededLake) -> None:
-    """There is nothing to compare with, and the population is its streams."""
+    """A single generation has nothing to compare with, and the population is its streams."""
     seeded.described(generation_rows())
     findings = audit_across(workers, seeded.lake, ONE)
     assert (populations(findings), violations(findings)) == ({STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}, {})
@@ -365,18 +365,18 @@ def test_a_single_generation_shares_no_stream(workers: TaskRunner, seeded: Seede
 
 @pytest.mark.spark
 def test_generations_on_one_ring_share_no_stream(spark: SparkSession, on_spark: TaskRunner, seeded: SeededLake) -> None:
-    """Tokens and indexes are all the same there: only random bits differ. One job."""
+    """Tokens and indexes are the same on one ring, and only random bits differ. The audit takes one job."""
     seeded.described(generation_rows())
     seeded.inserted(generation_rows(seed=2), OTHER)
     seeded.published(generation_rows(seed=3))
     findings: list[Finding] = []
-    assert jobs_of(spark, "across", lambda: findings.extend(audit_across(on_spark, seeded.lake, ONE))) == 1
+    assert count_jobs(spark, "across", lambda: findings.extend(audit_across(on_spark, seeded.lake, ONE))) == 1
     assert (populations(findings), violations(findings)) == ({STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}, {})
 
 
 @pytest.fixture(params=[1 << 14, 5], ids=["in one part", "in parts"])
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Streams that two generations may share are brought together at once, or in parts."""
+    """Compare the streams that two generations may share all at once, or in parts."""
     monkeypatch.setattr(uniqueness, "_RANGES_A_TASK", request.param)
 
 
@@ -385,7 +385,7 @@ def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_stream_of_another_generation_is_found_in_any_table(
     workers: TaskRunner, seeded: SeededLake, parts: None, where: str, in_order: InOrder
 ) -> None:
-    """Each stream once, however many generations have it; the example names both generations."""
+    """Each shared stream counts once, however many generations have it; the sample names both generations."""
     rows = generation_rows()
     seeded.described(rows)
     others = generation_rows(seed=2)
@@ -400,13 +400,13 @@ def test_a_stream_of_another_generation_is_found_in_any_table(
     assert ("2023-11-14T22:13:20.123Z" if where == "published" else OTHER) in findings[0].sample
 
 
-def test_a_stream_outside_its_range_is_found_in_another_generation_all_the_same(
+def test_a_stream_outside_its_range_is_found_in_another_generation(
     workers: TaskRunner, seeded: SeededLake, parts: None
 ) -> None:
-    """Where a stream is not in its own range no range of another generation can be left out."""
+    """For a stream outside its own range, no range of another generation can be skipped."""
     rows = generation_rows()
     seeded.described(rows)
-    # Another ring of which no range overlaps the range of the same number, and in it a stream of this one.
+    # No range of this other ring overlaps the range with the same index, but one contains a stream of this generation.
     others = generation_rows(dict.fromkeys(range(100, 106), (2, 0)), seed=2)
     others[5]["streams"][1] = rows[1]["streams"][0]
     seeded.described(others, OTHER)
@@ -416,7 +416,7 @@ def test_a_stream_outside_its_range_is_found_in_another_generation_all_the_same(
 
 @pytest.mark.parametrize("own", [False, True], ids=["the others", "all"])
 @pytest.mark.parametrize(("ends", "shared"), [(sorted(OWNERS), 2), (range(100, 106), 0)])
-def test_of_a_generation_in_order_the_ranges_that_are_compared_are_read(
+def test_only_contested_ranges_of_ordered_generations_are_read(
     workers: TaskRunner,
     seeded: SeededLake,
     monkeypatch: pytest.MonkeyPatch,
@@ -424,7 +424,7 @@ def test_of_a_generation_in_order_the_ranges_that_are_compared_are_read(
     shared: int,
     own: bool,
 ) -> None:
-    """Two rows of two ranges of the same numbers; what is shared twice; of itself none, where it was found to hold."""
+    """Contested ranges are read twice, others not at all; a generation already audited is not read for itself."""
     read: list[int] = []
 
     def counted(path: str, columns: Sequence[str], only: tuple[str, Any] | None = None) -> Batches:
@@ -441,18 +441,18 @@ def test_of_a_generation_in_order_the_ranges_that_are_compared_are_read(
         others[1]["streams"][2:] = rows[1]["streams"][2:]
     seeded.described(others, OTHER)
 
-    def of_others(held: Sequence[InventoryGeneration]) -> list[InventoryGeneration]:
-        return [each for each in held if each.name != ONE]
+    def of_others(candidates: Sequence[InventoryGeneration]) -> list[InventoryGeneration]:
+        return [candidate for candidate in candidates if candidate.name != ONE]
 
-    found = audit_across(workers, seeded.lake, ONE, of_others, described=own)
-    assert sum(violations(found).values()) == shared
-    assert populations(found) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}
-    counted_itself = 0 if own else len(rows)
-    assert sum(read) == counted_itself + (len(rows) + 2 * len(others) if shared else 2)
+    findings = audit_across(workers, seeded.lake, ONE, of_others, described=own)
+    assert sum(violations(findings).values()) == shared
+    assert populations(findings) == {STREAMS_UNIQUE_ACROSS_GENERATIONS: STREAMS}
+    own_rows = 0 if own else len(rows)
+    assert sum(read) == own_rows + (len(rows) + 2 * len(others) if shared else 2)
 
 
-def test_a_generation_that_nobody_knows_is_not_found(workers: TaskRunner, seeded: SeededLake) -> None:
-    """Asking for it is a mistake of the question."""
+def test_an_unknown_generation_cannot_be_compared(workers: TaskRunner, seeded: SeededLake) -> None:
+    """An unknown generation raises NotFound."""
     with pytest.raises(NotFound, match=OTHER):
         audit_across(workers, seeded.lake, OTHER)
 
@@ -461,7 +461,7 @@ def test_a_generation_that_nobody_knows_is_not_found(workers: TaskRunner, seeded
 def test_tables_with_features_that_hide_rows_are_refused(
     spark: SparkSession, on_spark: TaskRunner, seeded: SeededLake
 ) -> None:
-    """With deletion vectors a file holds rows that the table has not."""
+    """With deletion vectors a file contains rows that the table does not have."""
     seeded.described(generation_rows())
     path = seeded.lake.path(GENERATION_DESCRIPTIONS_V2)
     frame = spark.createDataFrame([(ONE, 1)], "id string, range_end bigint")
@@ -471,7 +471,7 @@ def test_tables_with_features_that_hide_rows_are_refused(
 
 
 def test_every_published_timestamp_has_its_rows(seeded: SeededLake) -> None:
-    """Timestamps are the population; no Spark session is needed."""
+    """The population is the timestamps; no Spark session is needed."""
     seeded.whole(generation_rows())
     seeded.whole(generation_rows(seed=2), OTHER, Milliseconds(TIME_MS + 1))
     findings = audit_timestamps(seeded.lake)
@@ -480,7 +480,7 @@ def test_every_published_timestamp_has_its_rows(seeded: SeededLake) -> None:
 
 
 def test_a_timestamp_without_its_complete_rows_is_a_violation(seeded: SeededLake) -> None:
-    """None at all, one missing, one too many; a generation that is not listed is none of the population."""
+    """Missing all rows, missing one, or having one too many is a violation; an unlisted generation does not count."""
     seeded.listed()
     seeded.introduced()
     assert violations(audit_timestamps(seeded.lake)) == {TIMESTAMP_COMPLETE: 1}
@@ -499,13 +499,13 @@ def test_a_timestamp_without_its_complete_rows_is_a_violation(seeded: SeededLake
 
 
 def test_no_timestamp_fails(seeded: SeededLake) -> None:
-    """Nothing was checked."""
+    """Without a timestamp nothing is checked, which fails."""
     findings = audit_timestamps(seeded.lake)
     assert findings == [Finding(TIMESTAMP_COMPLETE, 0, 0, "nothing was checked: no timestamp is published")]
 
 
 def test_rows_in_many_batches_and_generations_are_counted_once(workers: TaskRunner, seeded: SeededLake) -> None:
-    """More rows than a batch takes, in two files, beside another generation in the same table."""
+    """More rows than a batch takes, in two files beside another generation, are counted once."""
     ends = (np.arange(3000) * 2**50).tolist()
     rows = generation_rows({end: (1 + end // 2**50 % 2, 12) for end in ends})
     rows[2500]["streams"][0] = with_low_bits(rows[2500]["streams"][0], version=9)

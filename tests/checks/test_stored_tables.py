@@ -1,4 +1,4 @@
-"""Whatever a stranger does to whichever table is found, and named: rows, files, entries of the log. No JVM."""
+"""Any change to any table from outside is found and named: rows, files and log entries. No JVM."""
 
 from __future__ import annotations
 
@@ -30,41 +30,41 @@ Change = Callable[[Path], object]
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with rows in every table, which nobody but the platform has written."""
+    """Create a home with rows in every table, written by the platform alone."""
     return every_table(tmp_path_factory.mktemp("every"))
 
 
 @pytest.fixture
 def one(home: Path, tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """The folder of one table, in a lake that has no other."""
+    """Return the folder of one table, in a lake that has no other."""
     keyspace, _, name = request.param.partition(".")
     return shutil.copytree(home / "lake" / keyspace / name, tmp_path / keyspace / name)
 
 
 def data_file(folder: Path) -> Path:
-    """A file that the newest version has."""
+    """Return a data file of the newest version."""
     return Path(next(iter(DeltaTable(folder).file_uris())))
 
 
-def flip(path: Path, place: int) -> None:
-    """One byte becomes another one."""
+def flip(path: Path, offset: int) -> None:
+    """Change one byte of a file."""
     content = bytearray(path.read_bytes())
-    content[place] ^= 0x5A
+    content[offset] ^= 0x5A
     path.write_bytes(content)
 
 
 def entry(folder: Path, version: int) -> Path:
-    """The file of a commit."""
+    """Return the file of a commit."""
     return folder / "_delta_log" / f"{version:020d}.json"
 
 
 def damage_entry(folder: Path) -> None:
-    """Half of the newest commit is gone."""
+    """Truncate the newest commit to half its size."""
     path = entry(folder, DeltaTable(folder).version())
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
 
-# Each with the lines that have to tell of it.
+# Each change with the invariants that have to report it.
 CHANGES: dict[str, tuple[Change, set[str]]] = {
     "row removed": (removed_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
     "row changed": (changed_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
@@ -82,14 +82,14 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
 
 
 def checkpointed(folder: Path) -> Path:
-    """Make a checkpoint of the newest version; answers with its file."""
+    """Create a checkpoint of the newest version; return its file."""
     opened = DeltaTable(folder)
     opened.create_checkpoint()
     return folder / "_delta_log" / f"{opened.version():020d}.checkpoint.parquet"
 
 
 def _forget(folder: Path, *, keep: bool) -> Path:
-    """Remove the entries that a new checkpoint stands for, and that too unless it is to be kept."""
+    """Remove the log entries that a new checkpoint replaces, and the checkpoint itself unless `keep` is set."""
     path = checkpointed(folder)
     for version in range(int(path.name[:20])):
         entry(folder, version).unlink()
@@ -102,55 +102,63 @@ def _cut(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
-def complaints(found: list[TableVerification]) -> dict[str, str]:
-    """The lines that do not pass, with what they say."""
-    lines = audit_stored(found)
-    return {line.invariant: line.sample for line in judge_findings(lines, STORAGE_FAMILY.due(lines)) if not line.passed}
+def complaints(verifications: list[TableVerification]) -> dict[str, str]:
+    """Return the invariants that do not pass, with their samples."""
+    findings = audit_stored(verifications)
+    return {
+        line.invariant: line.sample
+        for line in judge_findings(findings, STORAGE_FAMILY.due(findings))
+        if not line.passed
+    }
 
 
-def test_every_table_has_rows_and_nothing_is_wrong(home: Path) -> None:
-    """The control: the home that no stranger touched is clean, all of it was judged, and no table lacks rows."""
-    found = verify_tables(Lake(home / "lake"), deep=True)
-    assert complaints(found) == {}
-    assert {each.name for each in found} >= {*EVERY}
-    assert [each.name for each in found if each.unknown or each.unread or not each.commits] == []
+def test_every_table_has_rows_and_passes(home: Path) -> None:
+    """Control: an untouched home passes, all of it is judged, and no table is empty."""
+    verifications = verify_tables(Lake(home / "lake"), deep=True)
+    assert complaints(verifications) == {}
+    assert {verification.name for verification in verifications} >= {*EVERY}
+    assert [
+        verification.name
+        for verification in verifications
+        if verification.unknown or verification.unread or not verification.commits
+    ] == []
     lake = Lake(home / "lake")
     assert [name for name, table in TABLES.items() if not lake.read(table).num_rows] == []
 
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("one", EVERY, indirect=True)
-def test_what_a_stranger_does_to_a_table_is_found(one: Path, change: str, tmp_path: Path) -> None:
-    """By the name of the table, in the lines that are about such things and in no others."""
-    act, due = CHANGES[change]
-    act(one)
-    found = complaints(verify_tables(Lake(tmp_path)))
-    assert found.keys() == due
-    assert all(f"{one.parent.name}.{one.name}" in said for said in found.values()), found
+def test_a_change_from_outside_is_found(one: Path, change: str, tmp_path: Path) -> None:
+    """The table is named by the invariants that cover the change, and by no others."""
+    apply, expected = CHANGES[change]
+    apply(one)
+    failures = complaints(verify_tables(Lake(tmp_path)))
+    assert failures.keys() == expected
+    assert all(f"{one.parent.name}.{one.name}" in sample for sample in failures.values()), failures
 
 
 @pytest.mark.parametrize("one", ["platform.cdc_tables", TOPOLOGY_DESCRIPTIONS.full_name], indirect=True)
 @pytest.mark.long("150 looks at a home")
-def test_a_byte_that_is_another_one_is_seen(one: Path, tmp_path: Path) -> None:
-    """Wherever it lies in a small file: it is told, or what is read is what was written."""
+def test_a_changed_byte_is_detected(one: Path, tmp_path: Path) -> None:
+    """A changed byte anywhere in a small file is reported, or the rows read are those that were written."""
     path = data_file(one)
     whole, rows = path.read_bytes(), sorted(map(str, rows_of(one)))
-    told = 0
-    for place in range(0, len(whole), max(1, len(whole) // 150)):
-        flip(path, place)
-        found = complaints(verify_tables(Lake(tmp_path)))
-        if found:
-            told += 1
-            assert all(f"{one.parent.name}.{one.name}" in said for said in found.values())
+    reported = 0
+    for offset in range(0, len(whole), max(1, len(whole) // 150)):
+        flip(path, offset)
+        failures = complaints(verify_tables(Lake(tmp_path)))
+        if failures:
+            reported += 1
+            assert all(f"{one.parent.name}.{one.name}" in sample for sample in failures.values())
         else:
             assert sorted(map(str, rows_of(one))) == rows
         path.write_bytes(whole)
-    assert told > 20
+    assert reported > 20
 
 
 @pytest.mark.parametrize("one", [NODES.full_name], indirect=True)
-def test_a_change_that_is_hidden_in_a_file_is_found(one: Path, tmp_path: Path) -> None:
-    """Without any commit: a file of the same length and number of rows, whole in itself, with another value in it."""
+def test_a_change_hidden_in_a_file_is_found(one: Path, tmp_path: Path) -> None:
+    """A file replaced without a commit, with the same length and row count but another value, is found."""
     path = data_file(one)
     size, rows = path.stat().st_size, pq.read_table(path)
     racks = pa.array([rack[::-1] + "?" for rack in rows["rack"].to_pylist()], pa.string())
@@ -158,42 +166,42 @@ def test_a_change_that_is_hidden_in_a_file_is_found(one: Path, tmp_path: Path) -
     for log in (one / "_delta_log").glob("*.json"):
         text = log.read_text(encoding="utf-8")
         log.write_text(text.replace(f'"size":{size}', f'"size":{path.stat().st_size}'), encoding="utf-8")
-    found = complaints(verify_tables(Lake(tmp_path)))
-    said = f"{NODES.full_name} has other rows than its commits recorded, in version {DeltaTable(one).version()}: "
-    assert found.keys() == {ROWS_AS_COMMITTED}
-    assert found[ROWS_AS_COMMITTED].startswith(said)
-    assert path.name in found[ROWS_AS_COMMITTED]
+    failures = complaints(verify_tables(Lake(tmp_path)))
+    expected = f"{NODES.full_name} has other rows than its commits recorded, in version {DeltaTable(one).version()}: "
+    assert failures.keys() == {ROWS_AS_COMMITTED}
+    assert failures[ROWS_AS_COMMITTED].startswith(expected)
+    assert path.name in failures[ROWS_AS_COMMITTED]
 
 
 @pytest.mark.parametrize("one", [NODES.full_name], indirect=True)
-def test_upkeep_by_others_is_no_change(one: Path, tmp_path: Path) -> None:
-    """A stranger who puts files together leaves the rows as they are: nothing is said."""
+def test_maintenance_by_others_is_no_change(one: Path, tmp_path: Path) -> None:
+    """Compaction by another program leaves the rows unchanged and is not reported."""
     opened = DeltaTable(one)
     opened.optimize.compact()
     assert opened.version() > 0
     assert complaints(verify_tables(Lake(tmp_path))) == {}
 
 
-def test_large_slices_are_left_to_a_deep_look(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is left is counted and told; its files are looked for all the same."""
+def test_large_partitions_are_left_to_a_deep_check(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Skipped partitions are counted and reported; the existence of their files is checked all the same."""
     monkeypatch.setattr("cdc_platform.delta.verification.FILES_READ", 5)
     lake = Lake(home / "lake")
-    found = verify_tables(lake)
-    assert sum(each.unread for each in found) > 20
-    assert sum(each.partitions for each in found) <= 5
-    [line] = [line for line in audit_stored(found) if line.invariant == ROWS_AS_COMMITTED]
-    assert "--deep reads them" in line.sample
-    assert sum(each.unread for each in verify_tables(lake, deep=True)) == 0
+    verifications = verify_tables(lake)
+    assert sum(verification.unread for verification in verifications) > 20
+    assert sum(verification.partitions for verification in verifications) <= 5
+    [finding] = [finding for finding in audit_stored(verifications) if finding.invariant == ROWS_AS_COMMITTED]
+    assert "--deep reads them" in finding.sample
+    assert sum(verification.unread for verification in verify_tables(lake, deep=True)) == 0
 
 
 @pytest.mark.parametrize("one", [NODES.full_name], indirect=True)
-def test_a_log_that_delta_has_shortened_is_whole(one: Path, tmp_path: Path) -> None:
-    """Entries that a checkpoint stands for may be gone, from the first one on; a gap behind it may not."""
+def test_a_log_that_delta_shortened_passes(one: Path, tmp_path: Path) -> None:
+    """Entries that a checkpoint replaces may be gone, from the first one on; a gap after it may not."""
     table, lake = TABLES[NODES.full_name], Lake(tmp_path)
     rows = lake.read(table)
     for rack in ("r8", "r9"):
-        moved = rows.set_column(rows.schema.get_field_index("rack"), "rack", pa.array([rack] * rows.num_rows))
-        lake.merge(table, moved, update=True)
+        changed = rows.set_column(rows.schema.get_field_index("rack"), "rack", pa.array([rack] * rows.num_rows))
+        lake.merge(table, changed, update=True)
     DeltaTable(one).create_checkpoint()
     newest = DeltaTable(one).version()
     for version in range(newest):

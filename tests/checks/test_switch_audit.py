@@ -1,4 +1,4 @@
-"""The audit of switches: a seeded violation for every way in which one can be wrong. No Spark."""
+"""The audit of switches: a seeded violation of every kind. No Spark."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ UNDECIDED = {**ABORTED, "phase": "preparing", "decided_at": None, "decided_by": 
 
 @pytest.fixture
 def generation_id(lake: Lake) -> str:
-    """A node that has joined in two phases."""
+    """Create a node that has joined in two phases; return its generation."""
     ring_of(lake, (1, 2))
     generation_id = inserted(lake, 3)
     bootstrap.introduce_generation(lake, NOON, TWO_PHASE, generation_id)
@@ -38,27 +38,27 @@ def generation_id(lake: Lake) -> str:
 
 
 def violated(lake: Lake) -> dict[str, str]:
-    """The invariants that do not hold, with their samples."""
-    found = audit_switches(lake)
-    assert [line.invariant for line in found] == list(SWITCH_INVARIANTS)
-    assert all(line.population for line in found)
-    return {line.invariant: line.sample for line in found if line.violations}
+    """Return the violated invariants with their samples."""
+    findings = audit_switches(lake)
+    assert [line.invariant for line in findings] == list(SWITCH_INVARIANTS)
+    assert all(line.population for line in findings)
+    return {line.invariant: line.sample for line in findings if line.violations}
 
 
 def change(lake: Lake, of: str, **values: Any) -> None:
-    """Make something else of the switch's row."""
+    """Change values of the switch's row."""
     row = next(row for row in lake.read(GENERATION_SWITCHES).to_pylist() if row["generation_id"] == of)
     rows = pa.Table.from_pylist([row | values], schema=GENERATION_SWITCHES.schema)
     lake.merge(GENERATION_SWITCHES, rows, update=True)
 
 
-def test_without_a_switch_there_is_nothing_to_judge(lake: Lake) -> None:
-    """No line at all: the setting is off."""
+def test_without_a_switch_there_are_no_findings(lake: Lake) -> None:
+    """While the setting is off there are no findings."""
     assert audit_switches(lake) == []
 
 
-def test_switches_as_the_platform_makes_them_are_good(lake: Lake, generation_id: str) -> None:
-    """One committed, one aborted, one that is waited for."""
+def test_switches_of_the_platform_pass(lake: Lake, generation_id: str) -> None:
+    """A committed, an aborted and an undecided switch pass."""
     assert violated(lake) == {}
     event = inbox.find_event(lake, generation_id=generation_id)
     lake.delete(inbox.GENERATIONS, [("generation_id", "=", event.generation_id)])
@@ -94,20 +94,20 @@ def test_switches_as_the_platform_makes_them_are_good(lake: Lake, generation_id:
 def test_a_seeded_violation_is_found(
     lake: Lake, generation_id: str, values: dict[str, Any], broken: str, says: str
 ) -> None:
-    """Each with the words that tell what is wrong."""
+    """The sample of each violation states what is wrong."""
     change(lake, generation_id, **values)
     assert says in violated(lake)[broken]
 
 
 def test_two_undecided_switches_are_found(lake: Lake, generation_id: str) -> None:
-    """A writer that compares nothing begins a second one."""
+    """A writer without a compare-and-set begins a second switch."""
     change(lake, generation_id, generation_id=host(7), **UNDECIDED)
     change(lake, generation_id, generation_id=host(8), **UNDECIDED)
     assert "it is one of 2 that are undecided at once" in violated(lake)[SWITCH_DECIDED_ONCE]
 
 
-def test_a_second_row_of_a_switch_is_found(lake: Lake, generation_id: str) -> None:
-    """Two decisions on one generation, by a writer that knows no keys."""
+def test_a_duplicate_switch_is_found(lake: Lake, generation_id: str) -> None:
+    """A writer that ignores keys stores two decisions on one generation."""
     from deltalake import write_deltalake
 
     row = lake.read(GENERATION_SWITCHES).to_pylist()[0] | ABORTED

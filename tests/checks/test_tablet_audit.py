@@ -1,4 +1,4 @@
-"""The audit of tablet-based tables: clean sets pass, and every invariant is violated once, by rows that are wrong."""
+"""The audit of tablet-based tables: valid sets pass, and wrong rows violate each invariant once."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ BOTH = (SEED_FIRST_MS, SEED_SECOND_MS)
 
 
 def put(lake: Lake, rows: Sequence[Row], times: tuple[int, ...] = BOTH) -> None:
-    """These streams and timestamps, as another writer would leave them."""
+    """Store these streams and timestamps, as another writer would."""
     streams = [
         {
             **NAME,
@@ -41,58 +41,58 @@ def put(lake: Lake, rows: Sequence[Row], times: tuple[int, ...] = BOTH) -> None:
 
 
 def violated(lake: Lake) -> dict[str, str]:
-    """The invariants that do not hold, with the sample."""
-    judged = judge_findings(audit_tablets(lake), TABLET_INVARIANTS)
-    assert [line.invariant for line in judged] == list(TABLET_INVARIANTS)
-    return {line.invariant: line.sample for line in judged if not line.passed}
+    """Return the violated invariants with their samples."""
+    results = judge_findings(audit_tablets(lake), TABLET_INVARIANTS)
+    assert [line.invariant for line in results] == list(TABLET_INVARIANTS)
+    return {line.invariant: line.sample for line in results if not line.passed}
 
 
-def without(*left_out: Row) -> list[Row]:
-    """The worked example without some rows."""
-    assert set(left_out) <= set(SEED_ROWS)
-    return [row for row in SEED_ROWS if row not in left_out]
+def without(*removed: Row) -> list[Row]:
+    """Return the worked example without some rows."""
+    assert set(removed) <= set(SEED_ROWS)
+    return [row for row in SEED_ROWS if row not in removed]
 
 
 def swapped(old: str, new: str) -> list[Row]:
-    """The worked example with another stream for one of the second set."""
+    """Return the worked example with one stream of the second set replaced."""
     return [(time, state, new if stream == old else stream) for time, state, stream in SEED_ROWS]
 
 
 def stream(token: int, low: int = 1) -> str:
-    """A stream with these lower eight bytes."""
+    """Return a stream with these lower eight bytes."""
     return (tablet_oracle.make(token, 0)[:8] + low.to_bytes(8, "big")).hex()
 
 
 def test_a_lake_without_tablets_has_nothing_to_audit(lake: Lake) -> None:
-    """No line at all, so that a check of generations stays as it is."""
+    """There are no findings, so a check of generations stays as it is."""
     assert audit_tablets(lake) == []
     assert audit_tablet_table(lake, "ks", "t") == []
 
 
-def test_the_worked_example_is_clean(lake: Lake) -> None:
-    """Six streams of two sets: every invariant holds, and something was looked at for each."""
+def test_the_worked_example_passes(lake: Lake) -> None:
+    """Six streams of two sets satisfy every invariant, and each has a population."""
     put(lake, SEED_ROWS)
     assert violated(lake) == {}
-    looked_at = {line.invariant: line.population for line in audit_tablets(lake)}
-    assert looked_at[invariants.TABLET_STREAM_FORMAT] == 14
-    assert looked_at[invariants.TABLET_STREAM_AT_END] == 6
-    assert set(looked_at.values()) == {14, 6, 2}
+    populations = {line.invariant: line.population for line in audit_tablets(lake)}
+    assert populations[invariants.TABLET_STREAM_FORMAT] == 14
+    assert populations[invariants.TABLET_STREAM_AT_END] == 6
+    assert set(populations.values()) == {14, 6, 2}
 
 
 @pytest.mark.parametrize("times", [(), (SEED_FIRST_MS,)])
 def test_streams_without_their_time_are_found(lake: Lake, times: tuple[int, ...]) -> None:
-    """Readers never come for them: of one set or of all, each is named and judged like the others."""
+    """Readers never find streams without a timestamp; they are named for one set or for all, and judged like others."""
     put(lake, SEED_ROWS, times)
-    found = violated(lake)
-    assert "ks.t has streams at 2025-09-09T14:4" in found.pop(invariants.TABLET_STREAMS_TIMED)
-    assert set(found) == (set() if times else {invariants.TABLET_TIMESTAMP_COMPLETE})
-    lines = {line.invariant: (line.population, line.violations) for line in audit_tablet_table(lake, "ks", "t")}
-    assert lines[invariants.TABLET_STREAMS_TIMED] == (2, 2 - len(times))
-    assert lines[invariants.TABLET_SETS_ADD_UP] == (2, 0)
+    failures = violated(lake)
+    assert "ks.t has streams at 2025-09-09T14:4" in failures.pop(invariants.TABLET_STREAMS_TIMED)
+    assert set(failures) == (set() if times else {invariants.TABLET_TIMESTAMP_COMPLETE})
+    findings = {line.invariant: (line.population, line.violations) for line in audit_tablet_table(lake, "ks", "t")}
+    assert findings[invariants.TABLET_STREAMS_TIMED] == (2, 2 - len(times))
+    assert findings[invariants.TABLET_SETS_ADD_UP] == (2, 0)
 
 
-def test_a_set_that_goes_is_no_violation(lake: Lake) -> None:
-    """A collection takes the time before the rows; what was decided is forgotten last."""
+def test_a_set_under_collection_is_no_violation(lake: Lake) -> None:
+    """Collection deletes the timestamp before the rows, and the decision last."""
     tablets.create_tablets(lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", uniform_tablet_ends(1))
     tablets.split_tablets(lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", 2)
     first = min(metastore_tablets.read_set_timestamps(lake, "ks", "t"))
@@ -100,8 +100,8 @@ def test_a_set_that_goes_is_no_violation(lake: Lake) -> None:
     assert invariants.TABLET_STREAMS_TIMED not in violated(lake)
 
 
-def test_what_the_platform_makes_is_clean(lake: Lake) -> None:
-    """Two tables with a history each; the streams are held against the tablets that were noted."""
+def test_sets_of_the_platform_pass(lake: Lake) -> None:
+    """Two tables with a history each pass, including the comparison of streams with the stored tablets."""
     for table in ("t", "u"):
         tablets.create_tablets(lake, Clock(Microseconds(10**15)), Settings(), "ks", table, uniform_tablet_ends(3))
         tablets.split_tablets(lake, Clock(Microseconds(10**15)), Settings(), "ks", table, 8)
@@ -153,41 +153,41 @@ SEEDED: list[tuple[list[Row], dict[str, str]]] = [
 
 @pytest.mark.parametrize(("rows", "expected"), SEEDED)
 def test_seeded_violations_are_found(lake: Lake, rows: Sequence[Row], expected: dict[str, str]) -> None:
-    """One thing is wrong with the worked example: that invariant fails, names it, and no other fails."""
+    """One error in the worked example fails its invariant alone, with a sample that names it."""
     put(lake, rows)
-    found = violated(lake)
-    assert found.keys() == expected.keys()
+    failures = violated(lake)
+    assert failures.keys() == expected.keys()
     for name, sample in expected.items():
-        assert sample in found[name]
+        assert sample in failures[name]
 
 
 def test_a_timestamp_without_streams_is_found(lake: Lake) -> None:
-    """Readers would come for streams that are not there."""
+    """A timestamp without streams is a violation, since readers would look for them."""
     put(lake, SEED_ROWS, (*BOTH, SEED_SECOND_MS + 1))
     assert "2025-09-09T14:44:47.821Z has no current streams" in violated(lake)[invariants.TABLET_TIMESTAMP_COMPLETE]
 
 
-def test_streams_are_held_against_the_noted_tablets(lake: Lake) -> None:
-    """A stream whose token is no tablet's end is found, although the set adds up and covers the ring."""
+def test_streams_are_compared_with_the_stored_tablets(lake: Lake) -> None:
+    """A stream whose token ends no tablet is found, although the set adds up and covers the ring."""
     tablets.create_tablets(lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", uniform_tablet_ends(1))
     put(lake, [(10**12 - 5_000, state, stream(9)) for state in (0, 2)], ())
     assert set(violated(lake)) == {invariants.TABLET_STREAM_AT_END}
 
 
 def test_a_decided_set_is_audited_before_readers_see_it(lake: Lake) -> None:
-    """One whose streams are not written is not complete; readers, who do not see it, have nothing to fear."""
+    """A decided set without written streams is incomplete, but no violation for readers, which do not see it."""
     tablets.create_tablets(lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", uniform_tablet_ends(1))
     decided = tablets.decide_tablet_resize(
         lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", lambda _: uniform_tablet_ends(2)
     ).layout
     assert violated(lake) == {}
-    found = {line.invariant for line in audit_tablet_table(lake, "ks", "t") if line.violations}
-    assert invariants.TABLET_TIMESTAMP_COMPLETE in found
+    violated_names = {line.invariant for line in audit_tablet_table(lake, "ks", "t") if line.violations}
+    assert invariants.TABLET_TIMESTAMP_COMPLETE in violated_names
     tablets.write_set_streams(lake, decided)
     assert not [line for line in audit_tablet_table(lake, "ks", "t") if line.violations]
 
 
-def test_closed_streams_that_a_collection_left_are_no_violation(lake: Lake) -> None:
-    """A process that died in a collection leaves them at the base; the next one removes them."""
+def test_closed_streams_left_by_a_collection_are_no_violation(lake: Lake) -> None:
+    """A process killed during a collection leaves closed streams at the base; the next collection removes them."""
     put(lake, [row for row in SEED_ROWS if row[0] == SEED_SECOND_MS], (SEED_SECOND_MS,))
     assert violated(lake) == {}
