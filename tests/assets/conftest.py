@@ -18,20 +18,20 @@ from cdc_platform.home_location import HOME_VARIABLE
 
 @pytest.fixture(scope="session", autouse=True)
 def revisions_read_once() -> Iterator[None]:
-    """Each new instance reads all revisions of Dagster's tables that there ever were: here they are kept in memory."""
-    read, kept = util.load_python_file, cache(util.load_python_file)
+    """Cache the revisions of Dagster's tables in memory, because each new instance reads all of them."""
+    load, load_cached = util.load_python_file, cache(util.load_python_file)
 
-    def read_once(folder: str, name: str) -> ModuleType:
-        return read(folder, name) if name == "env.py" else kept(folder, name)
+    def load_revision(folder: str, name: str) -> ModuleType:
+        return load(folder, name) if name == "env.py" else load_cached(folder, name)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(util, "load_python_file", read_once)
+        patched.setattr(util, "load_python_file", load_revision)
         yield
 
 
 @pytest.fixture
 def rehearsal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rehearsal]:
-    """An empty platform."""
+    """Return an empty platform."""
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
     with DagsterInstance.ephemeral() as instance:
         yield Rehearsal(instance, Lake(tmp_path / "home" / "lake"))

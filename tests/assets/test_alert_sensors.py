@@ -1,4 +1,4 @@
-"""The sensors of alerts: failed runs and what `status` reports reach a real receiver, and so does their end."""
+"""The sensors of alerts: a real receiver gets failed runs, the reports of `status`, and the resolution of both."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ DISK_FULL = errors.disk_full_error("/lake")
 
 @pytest.fixture
 def home(rehearsal: Rehearsal, receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> HomeLocation:
-    """The home of the rehearsal, whose alerts go to the receiver."""
+    """Return the home of the rehearsal, whose alerts go to the receiver."""
     monkeypatch.setenv("HOOK_URL", f"{receiver.url}/geheim")
     home = open_home_location()
     (home.path / "settings.toml").write_text('[alerts]\nwebhook_env = "HOOK_URL"\n', encoding="utf-8")
@@ -60,13 +60,13 @@ def home(rehearsal: Rehearsal, receiver: Receiver, monkeypatch: pytest.MonkeyPat
 
 @pytest.fixture
 def receiver() -> Iterator[Receiver]:
-    """A server that gets what is posted."""
+    """Start a server that records posted messages."""
     with receiving() as started:
         yield started
 
 
 def run_context(rehearsal: Rehearsal, run: DagsterRun, name: str, kind: DagsterEventType) -> RunStatusSensorContext:
-    """The context of a sensor that sees this run end."""
+    """Return the context of a sensor that sees this run end."""
     return build_run_status_sensor_context(
         sensor_name=name,
         dagster_event=DagsterEvent(kind.value, run.job_name),
@@ -76,8 +76,8 @@ def run_context(rehearsal: Rehearsal, run: DagsterRun, name: str, kind: DagsterE
     )
 
 
-def fail(rehearsal: Rehearsal, error: BaseException | None, partition: str = "p", attempt: int = 1) -> DagsterRun:
-    """A failed join that the sensor sees."""
+def fail_join(rehearsal: Rehearsal, error: BaseException | None, partition: str = "p", attempt: int = 1) -> DagsterRun:
+    """Create a failed join and let the sensor see it."""
     tags = {"dagster/partition": partition, ATTEMPT_TAG: str(attempt)}
     run = fail_run(rehearsal.instance, JOIN_JOB, tags, error)
     with run_context(rehearsal, run, "failed_runs", DagsterEventType.RUN_FAILURE).for_run_failure() as context:
@@ -86,26 +86,26 @@ def fail(rehearsal: Rehearsal, error: BaseException | None, partition: str = "p"
 
 
 def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
-    """One tick of the sensor `alerts`."""
+    """Run one tick of the sensor `alerts`."""
     resources = {"home": HomeResource(), "clock": ClockResource()}
     with build_sensor_context(instance=rehearsal.instance, cursor=cursor, resources=resources) as context:
-        found = alerts(context)
-    assert isinstance(found, SensorResult)
-    return found
+        result = alerts(context)
+    assert isinstance(result, SensorResult)
+    return result
 
 
 def received(receiver: Receiver) -> list[tuple[str, str, str]]:
-    """What arrived: (key, status, level)."""
-    return [(each["key"], each["status"], each["level"]) for each in receiver.posted]
+    """Return what arrived as (key, status, level)."""
+    return [(message["key"], message["status"], message["level"]) for message in receiver.posted]
 
 
 def test_failures_of_a_partition_are_one_alert_until_it_succeeds(
     rehearsal: Rehearsal, home: HomeLocation, receiver: Receiver
 ) -> None:
     """A long outage becomes an error; the message has the reason and the command, and no secret."""
-    first = fail(rehearsal, DISK_FULL)
+    first = fail_join(rehearsal, DISK_FULL)
     for attempt in range(2, LONG_OUTAGE_ATTEMPTS + 2):
-        fail(rehearsal, DISK_FULL, attempt=attempt)
+        fail_join(rehearsal, DISK_FULL, attempt=attempt)
     key = "run/join/p"
     assert received(receiver) == [(key, "open", "warning"), (key, "open", "error")]
     message = receiver.posted[0]["message"]
@@ -131,21 +131,21 @@ def test_failures_of_a_partition_are_one_alert_until_it_succeeds(
         (ZeroDivisionError("x"), "error", "read the run's log in the UI"),
     ],
 )
-def test_the_level_says_whether_it_heals_by_itself(
+def test_the_level_depends_on_the_recovery(
     error: BaseException | None, level: str, end: str, rehearsal: Rehearsal, home: HomeLocation, receiver: Receiver
 ) -> None:
-    """An outage is a warning at first; what needs a person is an error."""
-    fail(rehearsal, error)
-    ((_, _, got),) = received(receiver)
-    assert got == level
+    """An outage is a warning at first; a failure that needs a person is an error."""
+    fail_join(rehearsal, error)
+    ((_, _, actual),) = received(receiver)
+    assert actual == level
     assert receiver.posted[0]["message"].endswith(end)
 
 
 def test_an_alert_of_a_withdrawn_join_is_resolved(rehearsal: Rehearsal, home: HomeLocation, receiver: Receiver) -> None:
-    """Nothing of that partition will succeed any more."""
+    """The alert is resolved, since no run of that partition will succeed any more."""
     rehearsal.instance.add_dynamic_partitions(GENERATIONS_NAME, ["stays"])
     for partition in ("gone", "stays"):
-        fail(rehearsal, DISK_FULL, partition)
+        fail_join(rehearsal, DISK_FULL, partition)
     tick(rehearsal)
     keys = [alert["key"] for alert in read_open_alerts(home)]
     assert ("run/join/gone" in keys, "run/join/stays" in keys) == (False, True)
@@ -154,20 +154,20 @@ def test_an_alert_of_a_withdrawn_join_is_resolved(rehearsal: Rehearsal, home: Ho
 def test_the_age_of_the_inboxs_head_warns_and_then_fails(
     rehearsal: Rehearsal, home: HomeLocation, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a clock that is handed in; each change of the result is one event and one message, a quiet tick is none."""
+    """By a stopped clock, each change of the result is one event and one message; a tick without a change is none."""
     monkeypatch.setenv(CLOCK_VARIABLE, format_us(Clock().now_us()))
     lake, settings = rehearsal.lake, Settings()
     assert judge_inbox_head(lake, Clock(), settings).description == "the inbox is empty"
     inbox.queue_join(lake, Clock(), JoinRequest.model_validate(node_config(1)))
     queued_us = Clock().now_us()
-    cursor, seen = None, []
+    cursor, evaluations = None, []
     for minutes in (1, 2, 16, 20, 61, 70):
         monkeypatch.setenv(CLOCK_VARIABLE, format_us(Microseconds(queued_us + minutes * 60_000_000)))
-        found = tick(rehearsal, cursor)
-        cursor = found.cursor
-        seen.append([(e.passed, e.severity) for e in found.asset_events if isinstance(e, AssetCheckEvaluation)])
+        result = tick(rehearsal, cursor)
+        cursor = result.cursor
+        evaluations.append([(e.passed, e.severity) for e in result.asset_events if isinstance(e, AssetCheckEvaluation)])
     error, warn = AssetCheckSeverity.ERROR, AssetCheckSeverity.WARN
-    assert seen == [[(True, warn)], [], [(False, warn)], [], [(False, error)], []]
+    assert evaluations == [[(True, warn)], [], [(False, warn)], [], [(False, error)], []]
     heads = [entry for entry in received(receiver) if entry[0] == "inbox/head"]
     assert heads == [("inbox/head", "open", "warning"), ("inbox/head", "open", "error")]
     inbox.withdraw_event(lake, Clock(), inbox.read_pending_events(lake)[0].event_id)
@@ -176,20 +176,22 @@ def test_the_age_of_the_inboxs_head_warns_and_then_fails(
 
 
 def test_the_check_can_run_by_itself(rehearsal: Rehearsal, home: HomeLocation) -> None:
-    """As a check of the inbox in the UI."""
+    """The check can run by itself, as it does for the inbox in the UI."""
     result = (
         defs.resolve_implicit_global_asset_job_def()
         .get_subset(asset_check_selection=set(check_inbox_head.check_keys), asset_selection=set())
         .execute_in_process(run_config=QUIET, instance=rehearsal.instance)
     )
-    ((passed, name),) = [(each.passed, each.check_name) for each in result.get_asset_check_evaluations()]
+    ((passed, name),) = [
+        (evaluation.passed, evaluation.check_name) for evaluation in result.get_asset_check_evaluations()
+    ]
     assert (passed, name) == (True, INBOX_CHECK)
 
 
-def test_what_status_reports_is_an_alert_until_it_is_over(
+def test_reports_of_status_are_alerts_until_they_end(
     rehearsal: Rehearsal, home: HomeLocation, receiver: Receiver
 ) -> None:
-    """Errors and warnings, with their own command; notices are none, and nothing is sent twice."""
+    """Errors and warnings are alerts with their own command; notices are not, and nothing is sent twice."""
     from support.homes.v1_tables import nodes
 
     from cdc_platform.metastore import write_nodes
@@ -212,14 +214,14 @@ def test_what_status_reports_is_an_alert_until_it_is_over(
 def test_a_home_that_cannot_be_read_is_an_alert(
     rehearsal: Rehearsal, home: HomeLocation, receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The tick still delivers, and resolves the alert at the first read."""
+    """The tick still delivers the alert, and the first successful read resolves it."""
     from cdc_platform_assets import alerts as module
 
-    def gone(*_: object) -> None:
+    def raise_unavailable(*_: object) -> None:
         raise errors.Unavailable("the store does not answer")
 
     with monkeypatch.context() as patched:
-        patched.setattr(module, "sync_home_alerts", gone)
+        patched.setattr(module, "sync_home_alerts", raise_unavailable)
         tick(rehearsal)
     tick(rehearsal)
     assert [entry for entry in received(receiver) if entry[0] == "home"] == [

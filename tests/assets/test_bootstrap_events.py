@@ -1,4 +1,4 @@
-"""The inbox in Dagster: what queues a node, what is refused, and what the sensor asks for. No Spark anywhere."""
+"""The inbox in Dagster: queueing of nodes, refusals, and requests of the sensor. No Spark anywhere."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
-    """What one tick of the sensor asks for; nothing of it is done."""
+    """Run one tick of the sensor and return its requests, without executing them."""
     resources = {"home": HomeResource()}
     with build_sensor_context(instance=rehearsal.instance, cursor=cursor, resources=resources) as context:
-        found = waiting_joins(context)
-    assert isinstance(found, SensorResult)
-    return found
+        result = waiting_joins(context)
+    assert isinstance(result, SensorResult)
+    return result
 
 
 def enqueue(rehearsal: Rehearsal, number: int) -> str:
@@ -51,27 +51,27 @@ def enqueue(rehearsal: Rehearsal, number: int) -> str:
     return inbox.read_pending_events(rehearsal.lake)[-1].generation_id
 
 
-def ended(rehearsal: Rehearsal, generation_id: str, status: DagsterRunStatus) -> DagsterRun:
-    """A run of the join of this generation that stands like this."""
+def create_run(rehearsal: Rehearsal, generation_id: str, status: DagsterRunStatus) -> DagsterRun:
+    """Create a run of this generation's join with this status."""
     return rehearsal.instance.create_run_for_job(
         defs.resolve_job_def(JOIN_JOB), tags={"dagster/partition": rehearsal.partition(generation_id)}, status=status
     )
 
 
-def refused(rehearsal: Rehearsal, generation_id: str) -> DagsterRun:
-    """A run of the join of this generation that refused because of the state of the tables."""
+def create_failed_run(rehearsal: Rehearsal, generation_id: str) -> DagsterRun:
+    """Create a run of this generation's join that failed because of the state of the tables."""
     tags = {"dagster/partition": rehearsal.partition(generation_id)}
     return fail_run(rehearsal.instance, JOIN_JOB, tags, StateError("rows are missing"))
 
 
-def skipped(found: SensorResult) -> str:
-    """Why a tick asks for no run."""
-    assert not found.run_requests
-    return found.skip_reason.skip_message or "" if found.skip_reason else ""
+def skipped(result: SensorResult) -> str:
+    """Return why a tick requests no run."""
+    assert not result.run_requests
+    return result.skip_reason.skip_message or "" if result.skip_reason else ""
 
 
 def test_a_node_is_queued_once(rehearsal: Rehearsal) -> None:
-    """The same config twice is one event."""
+    """Queueing the same config twice creates one event."""
     for config in (node_config(1), node_config(1)):
         assert rehearsal.bootstrap(config).success
     waiting = inbox.read_pending_events(rehearsal.lake)
@@ -88,7 +88,7 @@ def test_a_node_is_queued_once(rehearsal: Rehearsal) -> None:
     ],
 )
 def test_a_bad_node_is_refused_in_one_line(rehearsal: Rehearsal, field: str, value: object, says: str) -> None:
-    """What the launchpad hands in is checked like a file, before there is a run."""
+    """The launchpad's config is validated like a file, before a run exists."""
     with pytest.raises(DagsterInvalidConfigError, match=f"the run's config: {field}: .*{re.escape(says)}") as refused:
         rehearsal.bootstrap(node_config(1) | {field: value})
     assert str(refused.value).count("\n") == 0
@@ -96,25 +96,25 @@ def test_a_bad_node_is_refused_in_one_line(rehearsal: Rehearsal, field: str, val
     assert inbox.read_pending_events(rehearsal.lake) == []
 
 
-def test_nothing_waits(rehearsal: Rehearsal) -> None:
-    """An empty inbox asks for nothing, and the next tick knows that nothing has changed."""
+def test_an_empty_inbox_requests_nothing(rehearsal: Rehearsal) -> None:
+    """An empty inbox requests nothing, and the next tick recognizes that nothing has changed."""
     first = tick(rehearsal)
     assert skipped(first) == "the inbox is empty"
     assert skipped(tick(rehearsal, first.cursor)) == "nothing has changed since the inbox was empty"
 
 
-def test_the_head_of_the_queue_is_asked_for(rehearsal: Rehearsal) -> None:
+def test_the_head_of_the_queue_is_requested(rehearsal: Rehearsal) -> None:
     """Every event gets its partition, and only the first of them a run."""
     generations = [enqueue(rehearsal, number) for number in (1, 2, 3)]
-    found = tick(rehearsal)
+    result = tick(rehearsal)
     partitions = [rehearsal.partition(generation) for generation in generations]
-    assert [list(request.partition_keys) for request in found.dynamic_partitions_requests or []] == [partitions]
-    assert [request.partition_key for request in found.run_requests or []] == partitions[:1]
-    assert [request.tags["cdc_platform/node"] for request in found.run_requests or []] == ["10.0.0.1"]
-    assert [request.run_key for request in found.run_requests or []] == [f"{generations[0]}/1"]
+    assert [list(request.partition_keys) for request in result.dynamic_partitions_requests or []] == [partitions]
+    assert [request.partition_key for request in result.run_requests or []] == partitions[:1]
+    assert [request.tags["cdc_platform/node"] for request in result.run_requests or []] == ["10.0.0.1"]
+    assert [request.run_key for request in result.run_requests or []] == [f"{generations[0]}/1"]
 
 
-def test_a_repeated_event_changes_nothing(rehearsal: Rehearsal) -> None:
+def test_a_repeated_event_is_no_second_request(rehearsal: Rehearsal) -> None:
     """An event that is queued again, or seen by two ticks, has one partition and one run key."""
     generation_id = enqueue(rehearsal, 1)
     first = tick(rehearsal)
@@ -128,63 +128,63 @@ def test_a_repeated_event_changes_nothing(rehearsal: Rehearsal) -> None:
 
 
 def test_a_lost_cursor_loses_nothing(rehearsal: Rehearsal) -> None:
-    """A tick without a cursor, or with one of an earlier state, asks for what is unfinished."""
-    quiet = tick(rehearsal).cursor
-    assert quiet is not None
+    """A tick without a cursor, or with an earlier one, requests what is unfinished."""
+    earlier_cursor = tick(rehearsal).cursor
+    assert earlier_cursor is not None
     generation_id = enqueue(rehearsal, 1)
-    for cursor in (None, quiet, "nonsense"):
-        asked = [request.partition_key for request in tick(rehearsal, cursor).run_requests or []]
-        assert asked == [rehearsal.partition(generation_id)]
+    for cursor in (None, earlier_cursor, "nonsense"):
+        requested = [request.partition_key for request in tick(rehearsal, cursor).run_requests or []]
+        assert requested == [rehearsal.partition(generation_id)]
 
 
 @pytest.mark.parametrize("status", [DagsterRunStatus.NOT_STARTED, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING])
-def test_no_second_run_beside_the_first(rehearsal: Rehearsal, status: DagsterRunStatus) -> None:
-    """While a run of the join is under way, whoever started it, no other is asked for."""
-    run = ended(rehearsal, enqueue(rehearsal, 1), status)
+def test_no_second_run_during_the_first(rehearsal: Rehearsal, status: DagsterRunStatus) -> None:
+    """While a run of the join is in progress, whatever started it, no other is requested."""
+    run = create_run(rehearsal, enqueue(rehearsal, 1), status)
     assert run.run_id in skipped(tick(rehearsal))
 
 
-def test_a_failed_run_is_asked_for_again(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each attempt has a run key of its own; after some of them people are told what to do."""
+def test_a_failed_run_is_requested_again(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt has its own run key; after the last one the message names the remedy."""
     advance_retries(monkeypatch, HOUR_US)
     generation_id = enqueue(rehearsal, 1)
-    last = None
+    last_run = None
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        asked = tick(rehearsal).run_requests or []
-        assert [request.run_key for request in asked] == [f"{generation_id}/{attempt}"]
-        assert asked[0].tags["dagster/max_retries"] == "0"
-        last = refused(rehearsal, generation_id)
-    said = skipped(tick(rehearsal))
-    assert last is not None
-    assert last.run_id in said
-    assert f"bootstrap --withdraw {inbox.read_pending_events(rehearsal.lake)[0].event_id}" in said
+        requests = tick(rehearsal).run_requests or []
+        assert [request.run_key for request in requests] == [f"{generation_id}/{attempt}"]
+        assert requests[0].tags["dagster/max_retries"] == "0"
+        last_run = create_failed_run(rehearsal, generation_id)
+    message = skipped(tick(rehearsal))
+    assert last_run is not None
+    assert last_run.run_id in message
+    assert f"bootstrap --withdraw {inbox.read_pending_events(rehearsal.lake)[0].event_id}" in message
 
 
-def test_a_withdrawn_event_lets_the_next_one_go_on(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whoever takes back the event that cannot join frees those behind it."""
+def test_a_withdrawn_event_unblocks_the_next_one(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Withdrawing the event that cannot join frees those behind it."""
     advance_retries(monkeypatch, HOUR_US)
     first, second = enqueue(rehearsal, 1), enqueue(rehearsal, 2)
     for _ in range(MAX_ATTEMPTS):
-        refused(rehearsal, first)
+        create_failed_run(rehearsal, first)
     stuck: PendingEvent = inbox.read_pending_events(rehearsal.lake)[0]
     inbox.withdraw_event(rehearsal.lake, Clock(), stuck.event_id)
-    asked = [request.partition_key for request in tick(rehearsal).run_requests or []]
-    assert asked == [rehearsal.partition(second)]
+    requested = [request.partition_key for request in tick(rehearsal).run_requests or []]
+    assert requested == [rehearsal.partition(second)]
 
 
-def test_what_a_command_makes_is_left_to_it(rehearsal: Rehearsal) -> None:
-    """While a command makes joins, none is asked for; when it has ended, or was killed, what waits is."""
+def test_joins_of_a_running_command_are_left_to_it(rehearsal: Rehearsal) -> None:
+    """The sensor requests no join while a command runs joins; after its end or kill it requests the waiting one."""
     generation_id = enqueue(rehearsal, 1)
     with shared_lock(rehearsal.lake, JOIN_COMMANDS_LOCK):
         assert skipped(tick(rehearsal)).startswith("a command is running joins in this home")
         with shared_lock(rehearsal.lake, JOIN_COMMANDS_LOCK):
             assert skipped(tick(rehearsal)).startswith("a command is running joins in this home")
-    asked = [request.partition_key for request in tick(rehearsal).run_requests or []]
-    assert asked == [rehearsal.partition(generation_id)]
+    requested = [request.partition_key for request in tick(rehearsal).run_requests or []]
+    assert requested == [rehearsal.partition(generation_id)]
 
 
-def test_the_launchpads_example_alone_queues_nothing(rehearsal: Rehearsal) -> None:
-    """Its fields are filled in but for the host_id; with that, and nothing else, the node is queued."""
+def test_the_launchpads_example_needs_a_host_id(rehearsal: Rehearsal) -> None:
+    """The example sets every field but the host_id; with a host_id alone the node is queued."""
     with pytest.raises(DagsterInvalidConfigError, match='Missing required config entry "host_id"'):
         rehearsal.bootstrap({"address": "10.0.0.4"})
     assert inbox.read_pending_events(rehearsal.lake) == []
@@ -192,15 +192,15 @@ def test_the_launchpads_example_alone_queues_nothing(rehearsal: Rehearsal) -> No
     assert [join.host_id for join in inbox.read_pending_events(rehearsal.lake)] == [str(uuid.UUID(int=7))]
 
 
-def test_a_join_without_a_partition_says_so_in_one_line(rehearsal: Rehearsal) -> None:
-    """Whoever asks for a step of a join and chooses no generation is told what to choose."""
+def test_a_join_without_a_partition_fails_in_one_line(rehearsal: Rehearsal) -> None:
+    """A run of a join's step without a partition names what to select."""
     enqueue(rehearsal, 1)
     result = defs.resolve_job_def(JOIN_JOB).execute_in_process(instance=rehearsal.instance, raise_on_error=False)
     assert not result.success
     failure = next(event for event in result.all_events if event.event_type is DagsterEventType.STEP_FAILURE)
-    said = failure.step_failure_data.user_failure_data
-    assert said is not None
-    assert said.description == (
+    failure_data = failure.step_failure_data.user_failure_data
+    assert failure_data is not None
+    assert failure_data.description == (
         "generations need a partition: select one or several partitions of the asset, and launch the run again"
     )
 
@@ -247,18 +247,18 @@ print(json.dumps({
 
 @pytest.mark.long("10,000 events")
 def test_ten_thousand_events(tmp_path: Path) -> None:
-    """Ten thousand waiting events become partitions a batch a tick; no Spark is loaded and no process is started."""
+    """Ten thousand waiting events become partitions, one batch per tick, without Spark and without a process."""
     nowhere = {name: value for name, value in os.environ.items() if name not in {"PATH", "JAVA_HOME", HOME_VARIABLE}}
-    ran = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, "-c", _TEN_THOUSAND, str(tmp_path)],
         env=nowhere | {"PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert ran.returncode == 0, ran.stderr
-    found = json.loads(ran.stdout.splitlines()[-1])
-    assert found == {
+    assert completed.returncode == 0, completed.stderr
+    result = json.loads(completed.stdout.splitlines()[-1])
+    assert result == {
         "added": [MAX_NEW_PARTITIONS] * 10 + [0],
         "known": 10_000,
         "asked": ["1_a_00000000"],

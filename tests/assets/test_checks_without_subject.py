@@ -1,4 +1,4 @@
-"""A check that looked at nothing never shows "0 checked": every check of the definitions, with nothing to judge."""
+"""A check without a subject never shows "0 checked": every check of the definitions, with nothing to judge."""
 
 from __future__ import annotations
 
@@ -31,26 +31,26 @@ PARTITIONS = {
     "tablet_table": "ks.t",
     "write_hour": "2026-01-31-12:00",
 }
-"""A partition of each kind in which nothing was stored. Those of generations are made by the inbox."""
+"""For each kind, a partition in which nothing is stored. The inbox creates those of generations."""
 EMPTY_LOG = {"there are no rows", "no table with a log has a stored state", "no reader passed any over"}
-"""The results of a log that was read and has no rows."""
+"""The results of an existing log without rows."""
 WITHOUT_COUNT = {INBOX_CHECK: "the inbox is empty", LAG_CHECK: "no log was ingested yet"}
-"""The checks of the whole home that count nothing and pass in an empty home, with what they say."""
+"""The checks of the whole home that count nothing and pass in an empty home, with their messages."""
 
 
 STORED = {str(name) for name in invariants.STORAGE_FAMILY.invariants}
 JUDGED_WHEN_MADE = {key for key in GRAPH.asset_check_keys if key.asset_key.path[-1] == "simulated_switches"}
-"""The checks that the materialization of their asset judges, of at least one history."""
+"""The checks that the materialization of their asset judges, with at least one history."""
 
 
 def checks_by_partitions() -> dict[str | None, set[AssetCheckKey]]:
-    """Every check of the definitions, by the name of its partitions."""
-    found: dict[str | None, set[AssetCheckKey]] = {}
+    """Return every check of the definitions, by the name of its partitions."""
+    by_name: dict[str | None, set[AssetCheckKey]] = {}
     for key in GRAPH.asset_check_keys - JUDGED_WHEN_MADE:
         definition = GRAPH.get(key).partitions_def
         assert definition is None or isinstance(definition, DynamicPartitionsDefinition)
-        found.setdefault(None if definition is None else str(definition.name), set()).add(key)
-    return found
+        by_name.setdefault(None if definition is None else str(definition.name), set()).add(key)
+    return by_name
 
 
 CHECKS = checks_by_partitions()
@@ -64,7 +64,7 @@ def execute(rehearsal: Rehearsal, kind: str | None, partition: str | None) -> Ex
     return subset.execute_in_process(run_config=QUIET, instance=rehearsal.instance, tags=tags, raise_on_error=False)
 
 
-def looked_at_nothing(result: AssetCheckEvaluation) -> bool:
+def counts_nothing(result: AssetCheckEvaluation) -> bool:
     """Return True if a result counts nothing."""
     population = result.metadata.get("population")
     return population is None or population.value == 0
@@ -72,7 +72,7 @@ def looked_at_nothing(result: AssetCheckEvaluation) -> bool:
 
 @pytest.fixture
 def empty(rehearsal: Rehearsal) -> Rehearsal:
-    """A home with a table that has an empty log, a registered cluster that was never observed, and no row elsewhere."""
+    """Return a home with a table that has an empty log, a registered cluster never observed, and no other row."""
     ingested_home(rehearsal.lake.root.parent, [ReadLog("new", windows=None)])
     split(rehearsal.lake)
     rehearsal.lake.delete(log_table(read_table_schema(rehearsal.lake, "ks", "tabs")), [("cdc$batch_seq_no", ">=", 0)])
@@ -81,20 +81,20 @@ def empty(rehearsal: Rehearsal) -> Rehearsal:
     return rehearsal
 
 
-def test_every_kind_of_partition_is_tried() -> None:
+def test_every_kind_of_partition_is_covered() -> None:
     """A new kind of partition needs a line in `PARTITIONS`."""
     assert CHECKS.keys() == {*PARTITIONS, "generation", None}
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)
 def test_a_partition_without_content_is_not_green(empty: Rehearsal, kind: str) -> None:
-    """Each result of a partition in which nothing is stored is a warning without a verdict, or says what was read."""
-    ran = execute(empty, kind, PARTITIONS[kind])
-    assert not failures(ran)
-    results = ran.get_asset_check_evaluations()
+    """Each result of a partition in which nothing is stored is a warning without a verdict, or names what was read."""
+    executed = execute(empty, kind, PARTITIONS[kind])
+    assert not failures(executed)
+    results = executed.get_asset_check_evaluations()
     assert {result.asset_check_key for result in results} == CHECKS[kind]
     for result in results:
-        if not looked_at_nothing(result):
+        if not counts_nothing(result):
             # Files and commits of the empty log, and of the tables in the cluster's home.
             assert result.passed, result
             assert (kind in ("cdc_log", "cluster"), result.check_name in STORED) == (True, True), result
@@ -105,22 +105,22 @@ def test_a_partition_without_content_is_not_green(empty: Rehearsal, kind: str) -
 
 
 def test_a_queued_generation_has_no_green_check(rehearsal: Rehearsal) -> None:
-    """Its rows are not written yet: the audits of its steps and of its tables pass only on the row of the inbox."""
+    """Its rows are not written yet, so the audits pass only on the row of the inbox."""
     partition = rehearsal.partition(rehearsal.queue(1))
     rehearsal.instance.add_dynamic_partitions("generation", [partition])
     results = execute(rehearsal, "generation", partition).get_asset_check_evaluations()
     assert {result.asset_key.path[-1] for result in results if result.passed} == {"bootstrap_events"}
-    assert not [result for result in results if result.passed and looked_at_nothing(result)]
+    assert not [result for result in results if result.passed and counts_nothing(result)]
 
 
 def test_checks_of_the_whole_home_pass_on_an_empty_home_with_a_reason(rehearsal: Rehearsal) -> None:
-    """No row, no violation: such a check says which objects do not exist, and never "0 checked"."""
+    """Such a check names the objects that do not exist, and never shows "0 checked"."""
     results = execute(rehearsal, None, None).get_asset_check_evaluations()
     assert results
     assert {result.asset_check_key for result in results} <= CHECKS[None]
     for result in results:
         assert result.passed, result
-        assert looked_at_nothing(result)
+        assert counts_nothing(result)
         invariant = invariants.INVARIANTS_BY_NAME.get(result.check_name)
         expected = WITHOUT_COUNT.get(result.check_name) if invariant is None else invariant.family.fine_without
         assert expected, result

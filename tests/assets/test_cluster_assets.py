@@ -1,4 +1,4 @@
-"""Live clusters in Dagster: looked at when they change, their logs brought in by hand and kept up by a schedule."""
+"""Live clusters in Dagster: observed when they change; their logs are first ingested by hand, then by a schedule."""
 
 from __future__ import annotations
 
@@ -42,52 +42,52 @@ MOMENT = "2026-11-22T12:00:00+00:00"
 
 @pytest.fixture
 def sessions() -> Iterator[SessionPool]:
-    """Sessions that end with the test."""
-    found = SessionPool()
-    yield found
-    found.close()
+    """Return a pool of sessions, which are closed with the test."""
+    pool = SessionPool()
+    yield pool
+    pool.close()
 
 
 @pytest.fixture
 def home(rehearsal: Rehearsal) -> HomeLocation:
-    """The home that the assets work in."""
+    """Return the home that the assets use."""
     return open_home_location(rehearsal.lake.root.parent)
 
 
 @pytest.fixture
 def cluster(standin: StandIn, home: HomeLocation) -> ScyllaCluster:
-    """The stand-in under a name."""
+    """Register the stand-in under a name."""
     return registry.add_cluster(home, "prod", standin.connection())
 
 
-def run(rehearsal: Rehearsal, job: str, partition: str) -> bool:
-    """Run a job for a partition; whether it succeeded."""
+def run_job(rehearsal: Rehearsal, job: str, partition: str) -> bool:
+    """Run a job for a partition; return whether it succeeded."""
     result = defs.resolve_job_def(job).execute_in_process(
         run_config=QUIET, instance=rehearsal.instance, partition_key=partition, raise_on_error=False
     )
     return result.success
 
 
-def test_without_a_cluster_the_sensor_says_how_to_add_one(
+def test_without_a_cluster_the_sensor_names_the_command(
     rehearsal: Rehearsal, home: HomeLocation, sessions: SessionPool
 ) -> None:
-    """It is on, so that a cluster that is added is looked at without another word."""
+    """The sensor runs by default, so that a new cluster is observed without further steps."""
     assert changed_clusters.default_status.value == "RUNNING"
-    nothing = request_observations(home, rehearsal.instance, sessions)
-    assert not nothing.run_requests
-    assert "no cluster is registered; register one with: cdc-platform cluster add" in str(nothing.skip_reason)
+    result = request_observations(home, rehearsal.instance, sessions)
+    assert not result.run_requests
+    assert "no cluster is registered; register one with: cdc-platform cluster add" in str(result.skip_reason)
 
 
-def test_a_cluster_is_looked_at_when_it_changes(
+def test_a_cluster_is_observed_when_it_changes(
     rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
 ) -> None:
-    """A partition and a run for a new cluster, none while it stays as it was, one for a schema that was altered."""
+    """A new cluster gets a partition and a run, an unchanged one none, and one with an altered schema another run."""
     first = request_observations(home, rehearsal.instance, sessions)
     (added,) = first.dynamic_partitions_requests or []
     assert list(added.partition_keys) == ["prod"]
     assert [request.partition_key for request in first.run_requests or []] == ["prod"]
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
-    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert run_job(rehearsal, OBSERVE_JOB, "prod")
     standin.proxy.statements.clear()
     second = request_observations(home, rehearsal.instance, sessions)
     assert not second.run_requests
@@ -103,10 +103,10 @@ def test_a_cluster_is_looked_at_when_it_changes(
     assert len(request_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
     for node in range(3):
         standin.proxy.kill(node)
-    gone = request_observations(home, rehearsal.instance, sessions)
-    assert not gone.run_requests
-    assert "prod" in str(gone.skip_reason)
-    assert not run(rehearsal, OBSERVE_JOB, "prod")
+    result = request_observations(home, rehearsal.instance, sessions)
+    assert not result.run_requests
+    assert "prod" in str(result.skip_reason)
+    assert not run_job(rehearsal, OBSERVE_JOB, "prod")
 
 
 def test_tables_get_partitions_as_they_appear(
@@ -122,10 +122,10 @@ def test_tables_get_partitions_as_they_appear(
         return added
 
     assert tick() == []
-    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert run_job(rehearsal, OBSERVE_JOB, "prod")
     assert tick() == ["prod/Shop.Carts", "prod/shop.orders"]
     LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
-    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert run_job(rehearsal, OBSERVE_JOB, "prod")
     assert tick() == ["prod/shop.t"]
     assert isinstance(request_scheduled_ingests(home, rehearsal.instance, MOMENT), SkipReason)
     registry.get_selection_path(home, "prod").write_text('include = ["shop.*"]\nexclude = ["*.orders"]\n')
@@ -134,37 +134,37 @@ def test_tables_get_partitions_as_they_appear(
     assert [request.partition_key for request in requests] == ["prod/shop.t"]
 
 
-def test_a_changing_topology_is_looked_at_once_and_its_nodes_when_it_has_settled(
+def test_a_changing_topology_is_observed_once_and_its_nodes_after_it_has_settled(
     rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster, sessions: SessionPool
 ) -> None:
-    """The run succeeds, says that nodes are as before and lets the sensor rest; what it found is in its event."""
+    """The run succeeds, reports unchanged nodes and lets the sensor rest; its event lists the other changes."""
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
-    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert run_job(rehearsal, OBSERVE_JOB, "prod")
     standin.world.cluster(nodes(), topology={"transition_state": "write_both_read_old"})
     second = time_uuid(SECOND_MS)
     standin.world.generation(SECOND_MS, second, description(second, nodes(4)))
     assert len(request_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
-    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert run_job(rehearsal, OBSERVE_JOB, "prod")
     assert not request_observations(home, rehearsal.instance, sessions).run_requests
-    told = rehearsal.instance.get_latest_materialization_event(AssetKey(["platform", "observed_cluster"]))
-    assert told is not None
-    assert told.asset_materialization is not None
-    metadata = told.asset_materialization.metadata
+    event = rehearsal.instance.get_latest_materialization_event(AssetKey(["platform", "observed_cluster"]))
+    assert event is not None
+    assert event.asset_materialization is not None
+    metadata = event.asset_materialization.metadata
     assert metadata["topology"].value == (
         "the topology is changing (write_both_read_old): nodes are as before, and are taken in when it has settled"
     )
     changes = metadata["changes"]
     assert isinstance(changes, TableMetadataValue)
-    changed = [dict(each.data) for each in changes.records]
-    assert [each["who"] for each in changed] == ["generation 2026-09-21T15:13:20.000Z", "cluster"]
+    change_rows = [dict(record.data) for record in changes.records]
+    assert [record["who"] for record in change_rows] == ["generation 2026-09-21T15:13:20.000Z", "cluster"]
 
     standin.world.put("scylla.topology", key="topology", transition_state=None)
     assert len(request_observations(home, rehearsal.instance, sessions).run_requests or []) == 1
-    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert run_job(rehearsal, OBSERVE_JOB, "prod")
     assert not request_observations(home, rehearsal.instance, sessions).run_requests
 
 
-def test_the_hook_of_the_settings_is_told_once_of_each_change(
+def test_the_configured_hook_receives_each_change_once(
     rehearsal: Rehearsal,
     home: HomeLocation,
     standin: StandIn,
@@ -172,30 +172,30 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
     sessions: SessionPool,
     tmp_path: Path,
 ) -> None:
-    """Of what runs have noted and of outages; a tick that is repeated tells nothing twice, a wrong hook keeps all."""
-    told, warnings = tmp_path / "told", list[str]()
+    """The hook gets observed changes and outages; a repeated tick sends nothing twice; a wrong hook loses nothing."""
+    received, warnings = tmp_path / "told", list[str]()
     program = tmp_path / "hook.sh"
 
     def tick(name: Path = program) -> list[tuple[str, str]]:
         (home.path / "settings.toml").write_text(f'cluster_hook = "{name}"\n', encoding="utf-8")
-        told.write_text("", encoding="utf-8")
+        received.write_text("", encoding="utf-8")
         for _ in range(2):
             hook = build_hook_callback(open_home_location(home.path), Clock(), warnings.append)
             request_observations(home, rehearsal.instance, sessions, hook)
-        found = [json.loads(line) for line in told.read_text(encoding="utf-8").splitlines()]
-        assert {each["cluster"] for each in found} <= {"prod"}
-        return [(each["who"], each["what"]) for each in found]
+        changes = [json.loads(line) for line in received.read_text(encoding="utf-8").splitlines()]
+        assert {change["cluster"] for change in changes} <= {"prod"}
+        return [(change["who"], change["what"]) for change in changes]
 
     def alerts() -> list[tuple[str | None, str | None]]:
-        return [(each["key"], each["command"]) for each in read_open_alerts(home)]
+        return [(change["key"], change["command"]) for change in read_open_alerts(home)]
 
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
     assert tick() == []
     assert [f"hook '{program}': there is no such program, or name another"] * 2 == warnings
-    program.write_text(f"#!/bin/sh\ncat >> '{told}'\n", encoding="utf-8")
+    program.write_text(f"#!/bin/sh\ncat >> '{received}'\n", encoding="utf-8")
     program.chmod(0o700)
     assert tick() == []
-    assert run(rehearsal, OBSERVE_JOB, "prod")
+    assert run_job(rehearsal, OBSERVE_JOB, "prod")
     assert len(warnings) == 2
     assert tick(tmp_path / "none") == []
     assert len(warnings) == 4
@@ -208,8 +208,8 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
     assert tick() == []
     for node in range(3):
         standin.proxy.kill(node)
-    ((who, gone),) = tick()
-    assert (who, gone[:5]) == ("cluster", "prod,")
+    ((who, message),) = tick()
+    assert (who, message[:5]) == ("cluster", "prod,")
     assert tick() == []
     assert alerts() == [("cluster/prod/cluster", f"cdc-platform cluster test prod --home {home.path}")]
     standin.proxy.faults.down.clear()
@@ -217,53 +217,53 @@ def test_the_hook_of_the_settings_is_told_once_of_each_change(
     assert (len(warnings), alerts()) == (4, [])
 
 
-def test_a_look_that_left_something_out_fails_its_check(
+def test_an_incomplete_observation_fails_its_check(
     rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster
 ) -> None:
-    """The run looks and judges: what the cluster has not whole is a failed check of its partition, and in `status`."""
+    """The run observes and judges; incomplete data of the cluster fails a check of its partition and is in `status`."""
     time_ms = Milliseconds(FIRST_MS + 3_600_000)
-    made = description(time_uuid(time_ms))
-    standin.world.generation(time_ms, time_uuid(time_ms), made)
+    created = description(time_uuid(time_ms))
+    standin.world.generation(time_ms, time_uuid(time_ms), created)
     standin.world.delete(
         "scylla_distributed.cdc_streams_descriptions_v2",
         "time = %s AND range_end = %s",
         time_ms,
-        int(made.range_ends[-1]),
+        int(created.range_ends[-1]),
     )
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
     result = defs.resolve_job_def(OBSERVE_JOB).execute_in_process(
         run_config=QUIET, instance=rehearsal.instance, partition_key="prod", raise_on_error=False
     )
     assert result.success
-    (judged,) = result.get_asset_check_evaluations()
-    assert (judged.check_name, judged.passed) == ("observed_whole", False)
-    found = read_home_status(Lake(home.lake), Clock(), home.settings).alerts
-    assert [each.command for each in found if each.code == "check-failed"] == ["cdc-platform observe prod"]
+    (evaluation,) = result.get_asset_check_evaluations()
+    assert (evaluation.check_name, evaluation.passed) == ("observed_whole", False)
+    found_alerts = read_home_status(Lake(home.lake), Clock(), home.settings).alerts
+    assert [alert.command for alert in found_alerts if alert.code == "check-failed"] == ["cdc-platform observe prod"]
 
 
-def test_a_log_is_begun_by_hand_and_kept_up_by_the_schedule(
+def test_a_log_is_started_by_hand_and_continued_by_the_schedule(
     rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster
 ) -> None:
-    """Partitions for all logs, runs for those that were begun; every row is there once, and a wrong name is refused."""
+    """All logs get partitions, started ones get runs; every row is there once, and a wrong name is refused."""
     log = LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
     log.write([us_from_ms(FIRST_MS) + 1, us_from_ms(FIRST_MS) + 2])
     assert isinstance(request_scheduled_ingests(home, rehearsal.instance, MOMENT), SkipReason)
     rehearsal.instance.add_dynamic_partitions(INGESTED_LOGS_NAME, ["prod/shop.t", "prod/shop", "prod/shop.none"])
-    assert run(rehearsal, INGEST_JOB, "prod/shop.t")
+    assert run_job(rehearsal, INGEST_JOB, "prod/shop.t")
     lake = Lake(cluster.open_home().lake)
     assert keys_of(lake.read(log_table(log.schema))) == log.written_keys()
     requests = request_scheduled_ingests(home, rehearsal.instance, MOMENT)
     assert isinstance(requests, list)
     assert [request.partition_key for request in requests] == ["prod/shop.t"]
     assert "prod/shop.orders" in rehearsal.instance.get_dynamic_partitions(INGESTED_LOGS_NAME)
-    assert not run(rehearsal, INGEST_JOB, "prod/shop")
-    assert not run(rehearsal, INGEST_JOB, "prod/shop.none")
+    assert not run_job(rehearsal, INGEST_JOB, "prod/shop")
+    assert not run_job(rehearsal, INGEST_JOB, "prod/shop.none")
 
 
-def test_what_commands_read_is_shown_as_runs_show_it(
+def test_events_of_commands_match_those_of_runs(
     rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster
 ) -> None:
-    """An observation and an ingest of the command line get events; a run adds what is of that run alone."""
+    """An observation and an ingest of the command line get events; a run adds only metadata of that run."""
     log = LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
     log.write([us_from_ms(FIRST_MS) + 1])
     with commit_as(CommitAuthor("command line", "observe")):
@@ -271,7 +271,7 @@ def test_what_commands_read_is_shown_as_runs_show_it(
         ingest_table(cluster, Clock(), "shop", "t", TaskRunner.alone())
     graph = defs.get_repository_def().asset_graph
     sync_catalog(rehearsal.lake, rehearsal.instance, graph, clusters=registry.list_clusters(home), most=None)
-    of_run_alone = {
+    only_runs = {
         "observed_cluster": {"version", "topology", "changes", "left_out"},
         "ingested_log": {"late_rows", "second_pass_up_to", "windows"},
     }
@@ -288,25 +288,27 @@ def test_what_commands_read_is_shown_as_runs_show_it(
             event = record.event_log_entry.asset_materialization
             assert event is not None
             metadata.append(event.metadata)
-            assert run(rehearsal, job, partition)
+            assert run_job(rehearsal, job, partition)
         assert metadata[0]["kind"].value == "command"
-        assert metadata[1].keys() - metadata[0].keys() == of_run_alone[name] | {"seconds"}
+        assert metadata[1].keys() - metadata[0].keys() == only_runs[name] | {"seconds"}
 
 
-def test_no_secret_is_in_what_dagster_keeps(
+def test_dagsters_storage_contains_no_secret(
     rehearsal: Rehearsal, home: HomeLocation, standin: StandIn, cluster: ScyllaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of runs that are let in and of one that is not: no event, no tag and no setting of a run has the password."""
+    """After accepted and rejected logins, no event, tag or setting of a run contains the password."""
     LiveLog(standin.world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
     rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
     rehearsal.instance.add_dynamic_partitions(INGESTED_LOGS_NAME, ["prod/shop.t"])
-    assert run(rehearsal, OBSERVE_JOB, "prod")
-    assert run(rehearsal, INGEST_JOB, "prod/shop.t")
+    assert run_job(rehearsal, OBSERVE_JOB, "prod")
+    assert run_job(rehearsal, INGEST_JOB, "prod/shop.t")
     monkeypatch.setenv(PASSWORD, "wrong-but-secret")
-    assert not run(rehearsal, OBSERVE_JOB, "prod")
+    assert not run_job(rehearsal, OBSERVE_JOB, "prod")
     runs = rehearsal.instance.get_runs()
-    events = [str(event) for each in runs for event in rehearsal.instance.all_logs(each.run_id)]
-    kept = "\n".join([*events, *map(str, runs), *(f"{each.tags} {each.run_config}" for each in runs)])
-    assert "user observer was rejected" in kept
-    assert OBSERVER[1] not in kept
-    assert "wrong-but-secret" not in kept
+    events = [str(event) for dagster_run in runs for event in rehearsal.instance.all_logs(dagster_run.run_id)]
+    stored = "\n".join(
+        [*events, *map(str, runs), *(f"{dagster_run.tags} {dagster_run.run_config}" for dagster_run in runs)]
+    )
+    assert "user observer was rejected" in stored
+    assert OBSERVER[1] not in stored
+    assert "wrong-but-secret" not in stored

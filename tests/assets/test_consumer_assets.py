@@ -1,4 +1,4 @@
-"""Logs copied hour by hour: in any order, again, after a kill, over a switch; each row of an hour once."""
+"""Logs copied hour by hour, in any order, repeatedly, after a kill and across a switch: each row is copied once."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ READABLE_US = THREE + Microseconds(30_000_000)
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two generations, the second from 13:30 on, and a log with rows at the edges of them and of the hours."""
+    """Create two generations, the second from 13:30 on, and a log with rows at the edges of them and of the hours."""
     home = home_with_log(tmp_path_factory.mktemp("hours"))
     write(Lake(home / "lake"), TIMES)
     return home
@@ -71,25 +71,25 @@ def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def lake(template: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """A home of the test's own, as the assets find it, when the hour from 14:00 on can just be read."""
+    """Return a new home for the assets, at the first time when the hour from 14:00 on can be read."""
     shutil.copytree(template, tmp_path / "home")
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
-    stand(READABLE_US, monkeypatch)
+    stop_clock(READABLE_US, monkeypatch)
     return Lake(tmp_path / "home" / "lake")
 
 
-def stand(now_us: Microseconds, monkeypatch: pytest.MonkeyPatch) -> None:
+def stop_clock(now_us: Microseconds, monkeypatch: pytest.MonkeyPatch) -> None:
     """Stop the clock of the assets."""
     monkeypatch.setenv(CLOCK_VARIABLE, format_us(now_us))
 
 
 def partition(hour_us: Microseconds) -> str:
-    """The hour's name in Dagster."""
+    """Return the hour's name in Dagster."""
     return f"{datetime_from_us(hour_us):%Y-%m-%d-%H:%M}"
 
 
 def copy(hour_us: Microseconds, tables: Sequence[str] | None = None) -> ExecuteInProcessResult:
-    """Materialise an hour, with its checks."""
+    """Materialize an hour, with its checks."""
     config = {"ops": {"platform__consumed_hours": {"config": {"tables": list(tables)}}}} if tables else {}
     with DagsterInstance.ephemeral() as instance:
         instance.add_dynamic_partitions(HOURS_NAME, [partition(hour_us)])
@@ -99,33 +99,33 @@ def copy(hour_us: Microseconds, tables: Sequence[str] | None = None) -> ExecuteI
 
 
 def refusal(result: ExecuteInProcessResult) -> str:
-    """The one line with which a run failed, at once."""
+    """Return the message with which a run failed, on one line and without retries."""
     assert not result.success
     assert not any(event.event_type is DagsterEventType.STEP_UP_FOR_RETRY for event in result.all_events)
     failure = next(event for event in result.all_events if event.event_type is DagsterEventType.STEP_FAILURE)
-    said = failure.step_failure_data.user_failure_data
-    assert said is not None
-    assert "\n" not in (said.description or "")
-    return said.description or ""
+    failure_data = failure.step_failure_data.user_failure_data
+    assert failure_data is not None
+    assert "\n" not in (failure_data.description or "")
+    return failure_data.description or ""
 
 
 def checked(result: ExecuteInProcessResult) -> dict[str, bool]:
-    """The checks of a run and whether they passed."""
-    return {each.check_name: each.passed for each in result.get_asset_check_evaluations()}
+    """Return the checks of a run and whether they passed."""
+    return {evaluation.check_name: evaluation.passed for evaluation in result.get_asset_check_evaluations()}
 
 
 def sink(lake: Lake, table: str = "t") -> Any:
-    """The rows that were copied."""
+    """Return the rows that were copied."""
     return lake.read(reader.sink_table(schema(lake, table), "hourly"))
 
 
 def position(lake: Lake, table: str = "t") -> int:
-    """How far the consumer is (µs)."""
+    """Return the position of the consumer (µs)."""
     return consumers.find_consumer(lake, "hourly", "ks", table).position_us
 
 
 def records(value: Any) -> list[Any]:
-    """The rows of a table among a run's metadata."""
+    """Return the rows of a table among a run's metadata."""
     assert isinstance(value, TableMetadataValue)
     return [dict(record.data) for record in value.records]
 
@@ -133,22 +133,25 @@ def records(value: Any) -> list[Any]:
 GOOD = dict.fromkeys(HOUR_INVARIANTS, True)
 
 
-def test_an_hour_has_its_rows_over_a_switch(lake: Lake) -> None:
-    """Half open at the hour's end, cut at the generations; told by operation and by generation."""
+def test_an_hour_has_its_rows_across_a_switch(lake: Lake) -> None:
+    """The hour excludes its end and is split at the generations; the metadata counts by operation and by generation."""
     result = copy(ONE)
     assert result.success
     assert checked(result) == GOOD
     assert times_of(sink(lake)) == [ONE, SWITCH_US - 1, SWITCH_US, TWO - 1]
-    told = result.asset_materializations_for_node("platform__consumed_hours")[0].metadata
-    assert told["dagster/row_count"].value == 4
-    assert records(told["operations"]) == [{"operation": "2", "rows": "4"}]
-    assert [each["from"] for each in records(told["generations"])] == [format_us(START_US), format_us(SWITCH_US)]
+    metadata = result.asset_materializations_for_node("platform__consumed_hours")[0].metadata
+    assert metadata["dagster/row_count"].value == 4
+    assert records(metadata["operations"]) == [{"operation": "2", "rows": "4"}]
+    assert [record["from"] for record in records(metadata["generations"])] == [
+        format_us(START_US),
+        format_us(SWITCH_US),
+    ]
 
 
 def test_a_log_without_a_generation_does_not_delay_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its hours are copied once a generation is published; until then the schedule requests hours of other logs."""
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "home"))
-    stand(READABLE_US, monkeypatch)
+    stop_clock(READABLE_US, monkeypatch)
     lake = Lake(tmp_path / "home" / "lake")
     for table in ("t", "tabs"):
         add_table(lake, table)
@@ -162,7 +165,7 @@ def test_a_log_without_a_generation_does_not_delay_the_others(tmp_path: Path, mo
 
 
 def test_due_hours_of_many_tables_read_the_generations_once(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The catalogue looks for due hours in every tick: 500 tables must not cost 500 times the generations."""
+    """The catalogue lists due hours in every tick: 500 tables must not cost 500 times the generations."""
     for number in range(4):
         add_table(lake, f"more{number}")
     periods, calls = VnodeStreams.periods, list[VnodeStreams]()
@@ -178,7 +181,7 @@ def test_due_hours_of_many_tables_read_the_generations_once(lake: Lake, monkeypa
 
 @pytest.mark.parametrize("order", [(NOON, ONE, TWO), (TWO, ONE, NOON), (ONE, TWO, NOON, ONE, ONE)])
 def test_the_order_of_hours_does_not_matter(lake: Lake, order: tuple[int, ...]) -> None:
-    """A backfill in any order, hours twice: the same rows, and a position behind the last of them."""
+    """Hours in any order, some of them twice, give the same rows and a position after the last of them."""
     for hour in order:
         assert copy(Microseconds(hour)).success
     log = lake.read(log_table(schema(lake)), filters=[("cdc$timestamp", "<", datetime_from_us(THREE))])
@@ -186,13 +189,15 @@ def test_the_order_of_hours_does_not_matter(lake: Lake, order: tuple[int, ...]) 
     copied = sink(lake).sort_by("cdc$time")
     assert copied.drop_columns([GENERATION]).equals(log.sort_by("cdc$time"))
     switched = datetime_from_us(SWITCH_US)
-    begun = [switched if at >= switched else datetime_from_us(START_US) for at in copied["cdc$timestamp"].to_pylist()]
-    assert copied[GENERATION].to_pylist() == begun
+    expected = [
+        switched if at >= switched else datetime_from_us(START_US) for at in copied["cdc$timestamp"].to_pylist()
+    ]
+    assert copied[GENERATION].to_pylist() == expected
     assert position(lake) == THREE - 1
 
 
 def test_the_position_waits_at_a_gap(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hours behind one that is missing are there, but hold no less: the first generation is not removed."""
+    """Hours after a missing one are copied, but do not advance the position, so the first generation is not removed."""
 
     def holds() -> bool:
         plan = expiry.plan_expiry(lake, Clock(Microseconds(READABLE_US + 10**13)), Settings())
@@ -208,8 +213,8 @@ def test_the_position_waits_at_a_gap(lake: Lake, monkeypatch: pytest.MonkeyPatch
     assert not holds()
 
 
-def test_the_same_rows_again_are_no_commit(lake: Lake) -> None:
-    """Materialised again an hour leaves all tables at their versions."""
+def test_the_same_rows_again_cause_no_commit(lake: Lake) -> None:
+    """Materializing an hour again leaves all tables at their versions."""
     assert copy(NOON).success
     tables = (reader.sink_table(schema(lake), "hourly"), CONSUMED_HOURS, CONSUMERS)
     versions = [lake.version(table) for table in tables]
@@ -217,8 +222,8 @@ def test_the_same_rows_again_are_no_commit(lake: Lake) -> None:
     assert [lake.version(table) for table in tables] == versions
 
 
-def test_late_rows_are_found_and_come_with_the_next_materialisation(lake: Lake) -> None:
-    """A write that says that it is old: the check of its hour fails until the hour is materialised again."""
+def test_late_rows_are_found_and_copied_with_the_next_materialization(lake: Lake) -> None:
+    """After a write with an old timestamp, the check of its hour fails until the hour is materialized again."""
     assert copy(NOON).success
     assert copy(ONE).success
     write(lake, [Microseconds(ONE + 5), Microseconds(ONE + 6)])
@@ -232,8 +237,8 @@ def test_late_rows_are_found_and_come_with_the_next_materialisation(lake: Lake) 
     assert times_of(sink(lake)) == sorted([*TIMES[:7], ONE + 5, ONE + 6])
 
 
-def test_rows_that_are_there_twice_are_found_and_mended(lake: Lake) -> None:
-    """Somebody appended an hour to the sink once more."""
+def test_duplicate_rows_are_found_and_repaired(lake: Lake) -> None:
+    """After a foreign writer appends an hour to the sink again, the check fails until the next copy."""
     assert copy(NOON).success
     table = reader.sink_table(schema(lake), "hourly")
     assert lake.append_once(table, sink(lake), {"stray": 1}, None)
@@ -244,8 +249,8 @@ def test_rows_that_are_there_twice_are_found_and_mended(lake: Lake) -> None:
     assert times_of(sink(lake)) == TIMES[:3]
 
 
-def test_rows_that_the_log_has_no_longer_stay(lake: Lake) -> None:
-    """An hour of a log that lost rows is not copied over what was read of it; the check says so."""
+def test_copied_rows_stay_when_the_log_loses_them(lake: Lake) -> None:
+    """An hour of a log that lost rows is not copied over the earlier copy, and the check reports it."""
     assert copy(NOON).success
     lake.delete(log_table(schema(lake)), [("cdc$timestamp", "=", datetime_from_us(START_US))])
     assert "has 1 rows from" in refusal(copy(NOON))
@@ -254,14 +259,14 @@ def test_rows_that_the_log_has_no_longer_stay(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("created_now", [True, False], ids=["of known age", "of unknown age"])
-def test_a_table_that_was_made_anew_is_not_held_to_its_old_rows(lake: Lake, created_now: bool) -> None:
-    """Dropped with its log and created again: what was copied of the old one stays, and is no violation."""
+def test_a_recreated_table_is_not_compared_with_its_old_rows(lake: Lake, created_now: bool) -> None:
+    """After a drop and a re-creation with a new log, the copied rows of the old log stay and are no violation."""
     assert copy(NOON).success
     table = log_table(schema(lake))
     cdc_tables.drop_cdc_table(lake, Clock(TWO), "ks", "t")
     assert audit_hours(lake) == []
     shutil.rmtree(lake.path(table))
-    at = Clock(Microseconds(TWO + 1))  # where nobody states when the new log was created, that was after the drop
+    at = Clock(Microseconds(TWO + 1))  # without a stated creation time, the new log was created after the drop
     cdc_tables.add_cdc_table(lake, at, "ks", "t", ttl_seconds=60, created_now=created_now, ddl=ddl("v"))
     lake.ensure(table)
     write(lake, [Microseconds(TWO + 5_000)])
@@ -271,7 +276,7 @@ def test_a_table_that_was_made_anew_is_not_held_to_its_old_rows(lake: Lake, crea
 
 
 def test_a_tablet_based_table_is_copied_set_by_set(tmp_path: Path) -> None:
-    """An hour over a split; the first set is held for hours that are missing, and where it is gone they are refused."""
+    """An hour across a split is copied; missing hours hold back the first set, and fail once it is removed."""
     lake = Lake(tmp_path / "lake")
     created, split = Clock(Microseconds(START_US + 5_000_000)), Clock(Microseconds(SWITCH_US - 65_000_000))
     tablets.create_tablets(lake, created, Settings(), "ks", "t", uniform_tablet_ends(2), ttl_seconds=60)
@@ -282,29 +287,29 @@ def test_a_tablet_based_table_is_copied_set_by_set(tmp_path: Path) -> None:
     later = Clock(Microseconds(READABLE_US + 100 * HOUR))
     [copied] = hourly.copy_hour(lake, later, [schema(lake)], ONE)
     assert (copied.rows, len(copied.sets_us)) == (2, 2)
-    found = tablets.collect_tablet_sets(lake, later, "ks", "t")
-    (held,) = found.held_back
-    assert (found.removed_ms, held.consumer.name) == ((), "hourly")
+    collection = tablets.collect_tablet_sets(lake, later, "ks", "t")
+    (held_back_set,) = collection.held_back
+    assert (collection.removed_ms, held_back_set.consumer.name) == ((), "hourly")
     consumers.forget_consumer(lake, "hourly", "ks", "t")
     assert len(tablets.collect_tablet_sets(lake, later, "ks", "t").removed_ms) == 1
-    consumers.register_consumer(lake, later, "hourly", "ks", "t", position_us=held.consumer.position_us)
+    consumers.register_consumer(lake, later, "hourly", "ks", "t", position_us=held_back_set.consumer.position_us)
     with pytest.raises(StateError, match="which has been removed"):
         hourly.copy_hour(lake, later, [schema(lake)], ONE)
     assert times_of(sink(lake)) == [SWITCH_US - ONE_US, SWITCH_US]
 
 
-def test_an_hour_that_is_not_over_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Until its last microsecond is behind the safety window; nothing is written before."""
-    stand(Microseconds(READABLE_US - 2), monkeypatch)
+def test_an_unfinished_hour_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An hour can be read once its last microsecond is older than the safety window; nothing is written before."""
+    stop_clock(Microseconds(READABLE_US - 2), monkeypatch)
     assert "cannot be read before 2026-01-31T15:00:29.999999Z" in refusal(copy(TWO))
     assert not lake.exists(CONSUMERS)
-    stand(Microseconds(READABLE_US - 1), monkeypatch)
+    stop_clock(Microseconds(READABLE_US - 1), monkeypatch)
     assert copy(TWO).success
     assert times_of(sink(lake)) == [TWO, THREE - 1]
 
 
 def test_a_generation_whose_streams_are_incomplete_is_refused(lake: Lake) -> None:
-    """The hour of the switch waits whole, with what lies before the switch; the hour before it does not."""
+    """The whole hour of the switch waits, including the part before the switch; the previous hour does not."""
     rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", datetime_from_us(SWITCH_US))])
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", datetime_from_us(SWITCH_US)), ("range_end", ">", 0)])
     assert "not all published yet" in refusal(copy(ONE))
@@ -315,15 +320,15 @@ def test_a_generation_whose_streams_are_incomplete_is_refused(lake: Lake) -> Non
     assert times_of(sink(lake)) == TIMES[:7]
 
 
-def test_an_hour_of_a_generation_that_is_gone_is_refused(lake: Lake) -> None:
-    """What was copied of it stays; who registers anew begins behind it, in the middle of the hour."""
+def test_an_hour_of_a_removed_generation_is_refused(lake: Lake) -> None:
+    """Copied rows stay; a consumer registered again begins after the removed generation, in the middle of the hour."""
     for hour in (NOON, ONE, TWO):
         assert copy(hour).success
     # All rows of the first generation have expired: one run marks it, and a run after the grace time removes it.
     later = READABLE_US + 3 * 24 * HOUR
-    for now_us, known in ((later, 2), (later + 2 * HOUR, 1)):
+    for now_us, known_generations in ((later, 2), (later + 2 * HOUR, 1)):
         expiry.expire_generations(lake, Clock(Microseconds(now_us)), Settings())
-        assert lake.read(GENERATION_TIMESTAMPS).num_rows == known
+        assert lake.read(GENERATION_TIMESTAMPS).num_rows == known_generations
     assert "which has been removed" in refusal(copy(NOON))
     consumers.forget_consumer(lake, "hourly", "ks", "t")
     assert copy(ONE).success
@@ -333,8 +338,8 @@ def test_an_hour_of_a_generation_that_is_gone_is_refused(lake: Lake) -> None:
 
 @pytest.mark.grid("kills of hourly copies", 1)
 @pytest.mark.parametrize("point", failpoints.HOURLY_POINTS)
-def test_a_killed_run_is_run_again(lake: Lake, point: str) -> None:
-    """A real process that dies before the rows, before the note, or before the position."""
+def test_a_killed_run_can_be_repeated(lake: Lake, point: str) -> None:
+    """A real process is killed before the rows, before the record, or before the position."""
     program = (
         "from dagster import DagsterInstance; from cdc_platform.definitions import defs; "
         f"i = DagsterInstance.ephemeral(); i.add_dynamic_partitions({HOURS_NAME!r}, [{partition(NOON)!r}]); "
@@ -354,28 +359,28 @@ def test_a_killed_run_is_run_again(lake: Lake, point: str) -> None:
     assert position(lake) == ONE - 1
 
 
-def test_of_two_writers_one_is_run_again(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The sink changed between the look at it and the commit: the hour is not made of old rows."""
-    stored = Lake.read
-    overtaken = False
+def test_the_loser_of_two_writers_is_repeated(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the sink changes between the read and the commit, the copy fails instead of writing outdated rows."""
+    read_rows = Lake.read
+    is_overtaken = False
 
-    def slow(self: Lake, table: Any, *arguments: Any, **named: Any) -> Any:
-        nonlocal overtaken
-        rows = stored(self, table, *arguments, **named)
-        if table.name.endswith("_hourly") and not overtaken:
-            overtaken = True
+    def overtake(self: Lake, table: Any, *arguments: Any, **named: Any) -> Any:
+        nonlocal is_overtaken
+        rows = read_rows(self, table, *arguments, **named)
+        if table.name.endswith("_hourly") and not is_overtaken:
+            is_overtaken = True
             hourly.copy_hour(lake, Clock(READABLE_US), [schema(lake)], NOON)
         return rows
 
-    monkeypatch.setattr(Lake, "read", slow)
+    monkeypatch.setattr(Lake, "read", overtake)
     with pytest.raises(ConflictError, match="another process writes to"):
         hourly.copy_hour(lake, Clock(READABLE_US), [schema(lake)], NOON)
     hourly.copy_hour(lake, Clock(READABLE_US), [schema(lake)], NOON)
     assert times_of(sink(lake)) == TIMES[:3]
 
 
-def test_large_hours_come_in_parts(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many files at once as fit; again with other parts the hour is the same."""
+def test_large_hours_are_copied_in_parts(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many files as fit are copied at once; with parts of another size the hour is the same."""
     for part in range(3):
         write(lake, [Microseconds(ONE + 1000 * part + 10), Microseconds(ONE + 1000 * part + 20)])
     monkeypatch.setattr(reader, "MAX_ROWS_IN_MEMORY", 1)
@@ -389,8 +394,8 @@ def test_large_hours_come_in_parts(lake: Lake, monkeypatch: pytest.MonkeyPatch) 
     assert len(times_of(sink(lake))) == 11
 
 
-def test_columns_that_come_and_go(lake: Lake) -> None:
-    """A sink gets a new column with the next hour; what it has of one that was dropped stays, late rows or not."""
+def test_columns_are_added_and_dropped(lake: Lake) -> None:
+    """A sink gets a new column with the next hour; values of a dropped column stay, also after late rows."""
     assert copy(NOON).success
     cdc_tables.alter_cdc_table(lake, Clock(ONE), "ks", "t", ddl=ddl("v", "w"))
     assert copy(NOON).success
@@ -398,30 +403,30 @@ def test_columns_that_come_and_go(lake: Lake) -> None:
     table = log_table(schema(lake))
     assert lake.stored_schema(reader.sink_table(schema(lake), "hourly")).names[-2:] == ["w", "cdc$deleted_w"]
     assert sorted(lake.stored_schema(table).names) == sorted(table.schema.names)
-    late = rows_of_widened_log(lake, [Microseconds(NOON + 20 * 60_000_000)])
+    late_values = append_to_widened_log(lake, [Microseconds(NOON + 20 * 60_000_000)])
     assert checked(copy(NOON)) == GOOD
-    assert [value for value in sink(lake)["w"].to_pylist() if value is not None] == late
+    assert [value for value in sink(lake)["w"].to_pylist() if value is not None] == late_values
     cdc_tables.alter_cdc_table(lake, Clock(TWO), "ks", "t", ddl=ddl("w"))
-    rows_of_widened_log(lake, [Microseconds(NOON + 21 * 60_000_000)])
+    append_to_widened_log(lake, [Microseconds(NOON + 21 * 60_000_000)])
     assert checked(copy(NOON)) == GOOD
     whole = lake.widen(reader.sink_table(schema(lake), "hourly"))
-    kept = [row["v"] for row in lake.read(whole).to_pylist() if row["v"] is not None]
-    assert sorted(kept) == sorted(when // 1_000_000 % 3600 for when in TIMES[:3])
+    values = [row["v"] for row in lake.read(whole).to_pylist() if row["v"] is not None]
+    assert sorted(values) == sorted(when // 1_000_000 % 3600 for when in TIMES[:3])
 
 
-def rows_of_widened_log(lake: Lake, times_us: list[Microseconds]) -> list[int]:
-    """Append rows with `w` to a log whose columns are in an order of their own; answers with the values."""
-    known = schema(lake)
+def append_to_widened_log(lake: Lake, times_us: list[Microseconds]) -> list[int]:
+    """Append rows with `w` to a log with another order of columns; return the values."""
+    table_schema = schema(lake)
     typed = [{"operation": 2, "timestamp": when, "p": 7, "k": 7, "w": when % 1000 + 5} for when in times_us]
-    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(known))
-    rows = pa.Table.from_batches([encode_log_batch(known, batch, get_stream_lookup(lake, known))])
-    as_stored = lake.widen(log_table(known))
+    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(table_schema))
+    rows = pa.Table.from_batches([encode_log_batch(table_schema, batch, get_stream_lookup(lake, table_schema))])
+    as_stored = lake.widen(log_table(table_schema))
     assert lake.append_once(as_stored, rows, {str(times_us): 1}, None)
-    return [each["w"] for each in typed]
+    return [row["w"] for row in typed]
 
 
-def test_all_logs_or_those_that_are_named(lake: Lake) -> None:
-    """Each table has its sink and its position; one that is not named is asked for again."""
+def test_all_logs_or_the_named_ones_are_copied(lake: Lake) -> None:
+    """Each table has its sink and its position; a table that is not named is due again."""
     add_table(lake, "u")
     write(lake, [Microseconds(START_US + 7)], table="u")
     assert copy(NOON, ["ks.u"]).success
@@ -444,7 +449,7 @@ def test_all_logs_or_those_that_are_named(lake: Lake) -> None:
     ],
 )
 def test_bad_tables_are_refused_in_one_line(lake: Lake, tables: list[str], says: str) -> None:
-    """All of them are checked before anything is written for one."""
+    """All table names are validated before any table is written."""
     cdc_tables.add_cdc_table(lake, Clock(START_US), "ks", "bare", ttl_seconds=60, ddl=ddl("v", table="bare"))
     assert says in refusal(copy(NOON, tables))
     assert not lake.exists(CONSUMERS)
@@ -452,7 +457,7 @@ def test_bad_tables_are_refused_in_one_line(lake: Lake, tables: list[str], says:
 
 
 def test_without_logs_there_is_nothing_to_do(tmp_path: Path) -> None:
-    """An empty lake: no hour is due, none is wrong; and without a generation no hour is whole."""
+    """In an empty lake no hour is due and none is wrong; without a generation no hour is complete."""
     empty = Lake(tmp_path / "empty")
     assert hourly.list_due_hours(empty, Clock(READABLE_US), 5) == []
     assert audit_hours(empty) == []
@@ -462,8 +467,8 @@ def test_without_logs_there_is_nothing_to_do(tmp_path: Path) -> None:
         hourly.copy_hour(empty, Clock(READABLE_US), [schema(empty)], NOON)
 
 
-def test_nobody_else_reads_under_its_name(lake: Lake) -> None:
-    """The name is in `platform.consumers`, where a reader that goes on from a position would take it over."""
+def test_no_other_consumer_uses_the_reserved_name(lake: Lake) -> None:
+    """The name is in `platform.consumers`, where a reader that resumes from a position would take it over."""
     with pytest.raises(InputError, match="copies logs hour by hour"):
         reader.consume(lake, Clock(READABLE_US), schema(lake), "hourly")
 
@@ -471,34 +476,34 @@ def test_nobody_else_reads_under_its_name(lake: Lake) -> None:
 MOMENT = datetime(2026, 1, 31, 15, 1, tzinfo=UTC)
 
 
-def test_the_schedule_asks_for_what_is_missing(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Off by default; the oldest hours first, none that is copied or under way, and no more than a few at once."""
+def test_the_schedule_requests_missing_hours(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Off by default; the oldest hours first, none that is copied or in progress, and only a few at once."""
     assert hourly_logs.default_status is DefaultScheduleStatus.STOPPED
 
-    def asked(now_us: Microseconds, running: Microseconds | None = None) -> list[str | None] | str:
+    def requested(now_us: Microseconds, running: Microseconds | None = None) -> list[str | None] | str:
         with DagsterInstance.ephemeral() as instance:
             if running is not None:
                 tags = {"dagster/partition": partition(running)}
                 job = defs.resolve_job_def(HOURS_JOB)
                 instance.create_run_for_job(job, status=DagsterRunStatus.STARTED, tags=tags)
-            found = request_scheduled_hours(lake, Clock(now_us), instance, MOMENT)
-        if isinstance(found, SkipReason):
-            return found.skip_message or ""
-        assert all(isinstance(each, RunRequest) for each in found)
-        assert len({each.run_key for each in found}) == len(found)
-        return [each.partition_key for each in found]
+            result = request_scheduled_hours(lake, Clock(now_us), instance, MOMENT)
+        if isinstance(result, SkipReason):
+            return result.skip_message or ""
+        assert all(isinstance(request, RunRequest) for request in result)
+        assert len({request.run_key for request in result}) == len(result)
+        return [request.partition_key for request in result]
 
-    assert asked(Microseconds(READABLE_US - 2)) == [partition(NOON), partition(ONE)]
-    assert asked(READABLE_US) == [partition(NOON), partition(ONE), partition(TWO)]
-    assert asked(READABLE_US, running=ONE) == [partition(NOON), partition(TWO)]
-    late = asked(Microseconds(READABLE_US + 100 * HOUR))
-    assert late == [partition(Microseconds(NOON + place * HOUR)) for place in range(MAX_HOUR_REQUESTS)]
+    assert requested(Microseconds(READABLE_US - 2)) == [partition(NOON), partition(ONE)]
+    assert requested(READABLE_US) == [partition(NOON), partition(ONE), partition(TWO)]
+    assert requested(READABLE_US, running=ONE) == [partition(NOON), partition(TWO)]
+    late_requests = requested(Microseconds(READABLE_US + 100 * HOUR))
+    assert late_requests == [partition(Microseconds(NOON + index * HOUR)) for index in range(MAX_HOUR_REQUESTS)]
     for hour in (NOON, TWO):
         assert copy(hour).success
-    assert asked(READABLE_US) == [partition(ONE)]
-    assert "is in progress" in asked(READABLE_US, running=ONE)
+    assert requested(READABLE_US) == [partition(ONE)]
+    assert "is in progress" in requested(READABLE_US, running=ONE)
     assert copy(ONE).success
-    assert asked(READABLE_US) == "every readable hour is copied"
+    assert requested(READABLE_US) == "every readable hour is copied"
 
 
 @settings(max_examples=examples(8))
@@ -508,23 +513,23 @@ def test_the_schedule_asks_for_what_is_missing(lake: Lake, monkeypatch: pytest.M
 )
 @pytest.mark.long("drawn homes of which each copies several hours")
 def test_any_rows_and_any_hours(template: Path, rows: list[int], hours: list[int]) -> None:
-    """Written a part before each hour that is copied: of the hours that came last, and only they, all rows, once."""
+    """Rows are written before each copied hour; each copied hour has all rows written before its last copy, once."""
     with tempfile.TemporaryDirectory() as folder:
         shutil.copytree(template, Path(folder) / "home")
         lake = Lake(Path(folder) / "home" / "lake")
         written, expected = list(TIMES), dict[int, list[int]]()
-        for place, hour in enumerate(hours):
+        for index, hour in enumerate(hours):
             part = [
-                Microseconds(START_US + 2 + each)
-                for each in rows[place :: len(hours)]
-                if START_US + 2 + each not in written
+                Microseconds(START_US + 2 + offset)
+                for offset in rows[index :: len(hours)]
+                if START_US + 2 + offset not in written
             ]
             if part:
                 write(lake, part)
                 written += part
             hourly.copy_hour(lake, Clock(READABLE_US), [schema(lake)], Microseconds(hour))
             expected[hour] = [when for when in written if hour <= when < hour + HOUR]
-        assert times_of(sink(lake)) == sorted(when for several in expected.values() for when in several)
-        whole = [NOON + place * HOUR for place in range(3)]
+        assert times_of(sink(lake)) == sorted(when for times in expected.values() for when in times)
+        whole = [NOON + index * HOUR for index in range(3)]
         first_gap = next((hour for hour in whole if hour not in expected), THREE)
         assert position(lake) == (START_US - 1 if first_gap == NOON else first_gap - 1)

@@ -1,4 +1,4 @@
-"""Old runs go from Dagster's storage; what the catalogue and the checks show of every partition stays."""
+"""Old runs are removed from Dagster's storage; what the catalogue and the checks show of every partition stays."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ NOW = datetime(2027, 1, 1, tzinfo=UTC)
 """Later than any run here by more than a retention of ninety days."""
 ASSET, CHECK = AssetKey(["ks", "t"]), "rows_fine"
 UNFINISHED = [status for status in UNFINISHED_STATUSES if status is not DagsterRunStatus.QUEUED]
-"""Without a queued run, which Dagster makes only of a job in a code location."""
+"""Without a queued run, which Dagster creates only for a job in a code location."""
 RETENTION = Milliseconds(30 * DAY_MS)
 
 
 @pytest.fixture
 def instance(tmp_path: Path) -> Iterator[DagsterInstance]:
-    """Dagster's storage in files, as `up` has it."""
+    """Return Dagster's storage in files, as `up` has it."""
     with DagsterInstance.local_temp(str(tmp_path)) as instance:
         yield instance
 
 
-def ended(instance: DagsterInstance, run_id: str, status: DagsterRunStatus = DagsterRunStatus.SUCCESS) -> str:
-    """A run with this status, whose events may follow."""
+def add_run(instance: DagsterInstance, run_id: str, status: DagsterRunStatus = DagsterRunStatus.SUCCESS) -> str:
+    """Add a run with this status, whose events may follow."""
     instance.add_run(DagsterRun("some_job", run_id, status=status))
     return run_id
 
@@ -57,14 +57,14 @@ def log(instance: DagsterInstance, run_id: str, event: DagsterEvent) -> None:
 
 
 def materialized(instance: DagsterInstance, run_id: str, partition: str | None) -> None:
-    """A run that materialized a partition."""
+    """Add a run that materialized a partition."""
     instance.report_dagster_event(
         DagsterEvent(
             DagsterEventType.ASSET_MATERIALIZATION.value,
             "some_job",
             event_specific_data=_materialization(partition),
         ),
-        run_id=ended(instance, run_id),
+        run_id=add_run(instance, run_id),
     )
 
 
@@ -73,21 +73,21 @@ def _materialization(partition: str | None) -> StepMaterializationData:
 
 
 def observed(instance: DagsterInstance, run_id: str, partition: str | None) -> None:
-    """A run that observed a partition."""
+    """Add a run that observed a partition."""
     data = AssetObservationData(AssetObservation(ASSET, partition=partition))
     event = DagsterEvent(DagsterEventType.ASSET_OBSERVATION.value, "some_job", event_specific_data=data)
-    instance.report_dagster_event(event, run_id=ended(instance, run_id))
+    instance.report_dagster_event(event, run_id=add_run(instance, run_id))
 
 
 def checked(instance: DagsterInstance, run_id: str, partition: str | None) -> None:
-    """A run that checked a partition."""
+    """Add a run that checked a partition."""
     result = AssetCheckEvaluation(ASSET, CHECK, passed=True, metadata={}, partition=partition)
     event = DagsterEvent(DagsterEventType.ASSET_CHECK_EVALUATION.value, "some_job", event_specific_data=result)
-    instance.report_dagster_event(event, run_id=ended(instance, run_id))
+    instance.report_dagster_event(event, run_id=add_run(instance, run_id))
 
 
 def runs(instance: DagsterInstance) -> list[str]:
-    """The runs that are there."""
+    """Return the IDs of all runs."""
     return sorted(run.run_id for run in instance.get_runs())
 
 
@@ -96,27 +96,27 @@ def runs(instance: DagsterInstance) -> list[str]:
 def test_the_newest_event_of_each_partition_stays(
     instance: DagsterInstance, kind: object, partition: str | None
 ) -> None:
-    """The run before it goes; one of another partition is the newest there, and stays."""
+    """The run before it is removed; the newest one of another partition stays."""
     assert callable(kind)
     kind(instance, "a-first", partition)
     kind(instance, "b-other", "q")
     kind(instance, "c-second", partition)
-    ended(instance, "d-nothing")
-    found = trim_runs(instance, RETENTION, None, now=NOW)
-    # Without partitions, the newest of any partition is the one that the catalogue shows.
+    add_run(instance, "d-nothing")
+    trimmed = trim_runs(instance, RETENTION, None, now=NOW)
+    # Without partitions, the catalogue shows the newest event of any partition.
     assert runs(instance) == ["b-other", "c-second"]
-    assert found == TrimmedRuns(2, 2)
+    assert trimmed == TrimmedRuns(2, 2)
     assert trim_runs(instance, RETENTION, None, now=NOW) == TrimmedRuns(0, 2)
 
 
-def test_what_the_catalogue_shows_is_the_same(instance: DagsterInstance) -> None:
-    """The newest materialization of each partition, its run, and the newest result of each check."""
+def test_the_catalogue_shows_the_same(instance: DagsterInstance) -> None:
+    """The newest materialization of each partition, its run, and the newest result of each check stay."""
     for number in range(6):
         materialized(instance, f"m{number}", f"p{number % 2}")
         checked(instance, f"c{number}", f"p{number % 2}")
 
-    def shown() -> list[object]:
-        of_partitions = [
+    def read_catalogue() -> list[object]:
+        materializations = [
             (record.run_id, record.storage_id)
             for partition in ("p0", "p1")
             for record in instance.fetch_materializations(
@@ -125,39 +125,39 @@ def test_what_the_catalogue_shows_is_the_same(instance: DagsterInstance) -> None
         ]
         key = AssetCheckKey(ASSET, CHECK)
         results = [read_newest_results(instance, [key], partition)[key].run_id for partition in ("p0", "p1")]
-        return [of_partitions, results, instance.get_materialized_partitions(ASSET)]
+        return [materializations, results, instance.get_materialized_partitions(ASSET)]
 
-    before = shown()
+    before = read_catalogue()
     assert trim_runs(instance, RETENTION, None, now=NOW).removed == 8
-    assert shown() == before
+    assert read_catalogue() == before
     assert runs(instance) == ["c4", "c5", "m4", "m5"]
 
 
 @pytest.mark.parametrize("status", UNFINISHED, ids=str)
-def test_a_run_that_has_not_ended_stays(instance: DagsterInstance, status: DagsterRunStatus) -> None:
-    """However old it is."""
-    ended(instance, "running", status)
+def test_an_unfinished_run_stays(instance: DagsterInstance, status: DagsterRunStatus) -> None:
+    """An unfinished run stays, however old it is."""
+    add_run(instance, "running", status)
     assert trim_runs(instance, RETENTION, None, now=NOW) == TrimmedRuns()
     assert runs(instance) == ["running"]
 
 
 def test_only_the_age_decides_and_a_dry_run_removes_nothing(instance: DagsterInstance) -> None:
-    """On both sides of the retention, by when the run was created."""
-    ended(instance, "run")
-    made = instance.get_run_records()[0].create_timestamp
+    """Runs are removed once their creation is older than the retention; a dry run removes nothing."""
+    add_run(instance, "run")
+    created = instance.get_run_records()[0].create_timestamp
     age = timedelta(milliseconds=RETENTION)
-    assert trim_runs(instance, RETENTION, None, now=made + age - timedelta(seconds=1)) == TrimmedRuns()
-    assert trim_runs(instance, RETENTION, None, now=made + age + timedelta(seconds=1), dry_run=True).removed == 1
+    assert trim_runs(instance, RETENTION, None, now=created + age - timedelta(seconds=1)) == TrimmedRuns()
+    assert trim_runs(instance, RETENTION, None, now=created + age + timedelta(seconds=1), dry_run=True).removed == 1
     assert runs(instance) == ["run"]
-    assert trim_runs(instance, RETENTION, None, now=made + age + timedelta(seconds=1)).removed == 1
+    assert trim_runs(instance, RETENTION, None, now=created + age + timedelta(seconds=1)).removed == 1
     assert runs(instance) == []
 
 
-def test_the_files_of_a_run_go_with_it(instance: DagsterInstance, tmp_path: Path) -> None:
-    """Its captured output and results of steps; those of a run that stays, stay."""
+def test_the_files_of_a_run_are_removed_with_it(instance: DagsterInstance, tmp_path: Path) -> None:
+    """Captured output and step results of a removed run are deleted; those of other runs stay."""
     for name in ("gone", "kept"):
         (tmp_path / "storage" / name / "compute_logs").mkdir(parents=True)
-    ended(instance, "gone")
+    add_run(instance, "gone")
     materialized(instance, "kept", "p")
     trim_runs(instance, RETENTION, tmp_path, now=NOW)
     assert [(tmp_path / "storage" / name).exists() for name in ("gone", "kept")] == [False, True]
@@ -166,14 +166,14 @@ def test_the_files_of_a_run_go_with_it(instance: DagsterInstance, tmp_path: Path
 def test_runs_that_stay_do_not_block_the_others(
     instance: DagsterInstance, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A call looks at so many runs and goes on behind them the next time; at the end it starts over."""
+    """Each call examines a bounded number of runs and continues after them the next time; at the end it starts over."""
     monkeypatch.setattr(dagster_history, "MAX_RUNS", 2)
     for number in range(2):
         materialized(instance, f"a{number}", f"p{number}")
     for number in range(3):
-        ended(instance, f"b{number}")
-    found = [trim_runs(instance, RETENTION, tmp_path, now=NOW) for _ in range(3)]
-    assert found == [TrimmedRuns(0, 2), TrimmedRuns(2, 0), TrimmedRuns(1, 0)]
+        add_run(instance, f"b{number}")
+    results = [trim_runs(instance, RETENTION, tmp_path, now=NOW) for _ in range(3)]
+    assert results == [TrimmedRuns(0, 2), TrimmedRuns(2, 0), TrimmedRuns(1, 0)]
     materialized(instance, "c", "p0")
     assert trim_runs(instance, RETENTION, tmp_path, now=NOW) == TrimmedRuns(1, 1)
     assert runs(instance) == ["a1", "c"]

@@ -1,4 +1,4 @@
-"""An event of what a command made has the metadata of an event of a run of the same asset, for every asset."""
+"""The event of a command has the metadata of a run's event of the same asset, for every asset."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from cdc_platform_assets.specs import asset_key_from_table
 pytestmark = pytest.mark.long("runs of Dagster, of all assets of a home")
 GRAPH = defs.get_repository_def().asset_graph
 OF_RUNS_ALONE = {"seconds", "written_in_run", "report_file"}
-"""The duration of a step, which commands do not store; Dagster's run; and the file of a report that a run wrote."""
+"""The duration of a step, which commands do not store, Dagster's run, and the file of a report that a run wrote."""
 ELSEWHERE = {
     "cdc_generation_descriptions": "the test below",
     "cdc_streams_descriptions": "a run of the rewrite reports what it decided, which no table stores",
@@ -41,10 +41,10 @@ ELSEWHERE = {
     "simulated_switches": "a simulation writes no table",
     "tables": "a listing of all tables, which only runs make",
 }
-"""The assets without a partition in the home of this test, with the reason or the test that has one."""
+"""The assets without a partition in the home of this test, with the reason or the test that covers them."""
 
 
-def made_by_commands(rehearsal: Rehearsal) -> None:
+def run_commands(rehearsal: Rehearsal) -> None:
     """Join a node, change tablets, write a log, copy an hour of it and rebuild its table, as commands do."""
     lake, later = rehearsal.lake, Clock(Microseconds(START_US + 5 * HOUR_US))
     with commit_as(CommitAuthor("command line", "every command")):
@@ -57,7 +57,7 @@ def made_by_commands(rehearsal: Rehearsal) -> None:
 
 
 def newest(rehearsal: Rehearsal, asset: AssetKey, partition: str | None) -> AssetMaterialization:
-    """The newest materialization of a partition."""
+    """Return the newest materialization of a partition."""
     record = rehearsal.instance.get_latest_data_version_record(asset, is_source=False, partition_key=partition)
     assert record is not None, (asset, partition)
     event = record.event_log_entry.asset_materialization
@@ -68,30 +68,30 @@ def newest(rehearsal: Rehearsal, asset: AssetKey, partition: str | None) -> Asse
 def materialize(rehearsal: Rehearsal, assets: set[AssetKey], partition: str | None) -> None:
     """Materialize a partition of assets in one run."""
     job = defs.get_repository_def().get_implicit_global_asset_job_def()
-    ran = job.get_subset(asset_selection=assets, asset_check_selection=set()).execute_in_process(
+    executed = job.get_subset(asset_selection=assets, asset_check_selection=set()).execute_in_process(
         run_config=QUIET,
         instance=rehearsal.instance,
         tags={} if partition is None else {PARTITION_TAG: partition},
         raise_on_error=False,
     )
-    assert not failures(ran)
+    assert not failures(executed)
 
 
 def keys_and_types(event: AssetMaterialization) -> dict[str, type[Any]]:
-    """The metadata of an event, without its values."""
+    """Return the metadata of an event, without its values."""
     return {name: type(value) for name, value in event.metadata.items()}
 
 
 def test_events_of_commands_have_the_metadata_of_runs(rehearsal: Rehearsal) -> None:
-    """Each partition that commands made, and then materialized in a run: no key of the run is missing."""
-    made_by_commands(rehearsal)
+    """Commands make each partition and a run materializes it again: no key of the run's metadata is missing."""
+    run_commands(rehearsal)
     assert not sync_catalog(rehearsal.lake, rehearsal.instance, GRAPH, most=None).left
     by_partition: dict[str, set[AssetKey]] = {}
     for key in GRAPH.materializable_asset_keys:
         for partition in rehearsal.instance.get_materialized_partitions(key):
             by_partition.setdefault(partition, set()).add(key)
-    walked = set().union(*by_partition.values())
-    assert {key.path[-1] for key in GRAPH.materializable_asset_keys - walked} == set(ELSEWHERE)
+    covered = set().union(*by_partition.values())
+    assert {key.path[-1] for key in GRAPH.materializable_asset_keys - covered} == set(ELSEWHERE)
     events = {
         (key, partition): newest(rehearsal, key, partition)
         for partition in by_partition
@@ -104,24 +104,26 @@ def test_events_of_commands_have_the_metadata_of_runs(rehearsal: Rehearsal) -> N
             same = {key for key in assets if GRAPH.get(key).partitions_def == definition}
             materialize(rehearsal, same, partition)
     for (key, partition), event in events.items():
-        assert_shown_alike(event, newest(rehearsal, key, partition))
+        assert_same_metadata(event, newest(rehearsal, key, partition))
 
 
-def assert_shown_alike(of_command: AssetMaterialization, of_run: AssetMaterialization) -> None:
-    """No key of the run's event is missing from the command's, and both have it in the same form."""
-    said, ran = keys_and_types(of_command), keys_and_types(of_run)
-    common = ran.keys() - OF_RUNS_ALONE
-    assert {name: said.get(name) for name in common} == {name: ran[name] for name in common}, of_run.asset_key
+def assert_same_metadata(of_command: AssetMaterialization, of_run: AssetMaterialization) -> None:
+    """Assert that the command's event has every key of the run's event, in the same form."""
+    command_types, run_types = keys_and_types(of_command), keys_and_types(of_run)
+    common = run_types.keys() - OF_RUNS_ALONE
+    assert {name: command_types.get(name) for name in common} == {name: run_types[name] for name in common}, (
+        of_run.asset_key
+    )
     assert of_run.metadata["kind"].value == "python"
 
 
 def prepare_v1(lake: Lake) -> None:
-    """Two V1 generations."""
+    """Create two V1 generations."""
     old_cluster(lake, times(2), members=[], tables=[])
 
 
 def prepare_switch(lake: Lake) -> None:
-    """A switch that waits for acknowledgements."""
+    """Create a switch that waits for acknowledgements."""
     ring_of(lake, (1, 2))
     switch.prepare_switch(lake, NOON, TWO_PHASE, inserted(lake, 3), host(3), [host(number) for number in (1, 2, 3)])
 
@@ -131,10 +133,10 @@ def prepare_switch(lake: Lake) -> None:
     [(GENERATION_DESCRIPTIONS, prepare_v1), (GENERATION_SWITCHES, prepare_switch)],
     ids=["v1", "switch"],
 )
-def test_unpartitioned_tables_are_shown_alike(
+def test_unpartitioned_tables_have_the_same_metadata(
     rehearsal: Rehearsal, table: Table, prepare: Callable[[Lake], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """V1 generations and switches of commands."""
+    """Events of V1 generations and switches made by commands match those of runs."""
     monkeypatch.setenv(CLOCK_VARIABLE, format_ms(NOON_MS))
     with commit_as(CommitAuthor("command line", "every command")):
         prepare(rehearsal.lake)
@@ -143,4 +145,4 @@ def test_unpartitioned_tables_are_shown_alike(
     event = newest(rehearsal, asset, None)
     assert event.metadata["kind"].value == "command"
     materialize(rehearsal, {asset}, None)
-    assert_shown_alike(event, newest(rehearsal, asset, None))
+    assert_same_metadata(event, newest(rehearsal, asset, None))

@@ -1,4 +1,4 @@
-"""The lag of ingested logs in Dagster: a check with each run, and a sensor where nothing runs."""
+"""The lag of ingested logs in Dagster: a check with each run, and a sensor for logs without runs."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ from cdc_platform_assets.partitions import INGESTED_LOGS_NAME
 LOGS = [ReadLog("t"), ReadLog("slow", 0), ReadLog("new", windows=None), ReadLog("begun", windows=0)]
 
 
-def at(after_s: int) -> Clock:
-    """A clock so long after the position of the logs."""
+def clock_after(after_s: int) -> Clock:
+    """Return a clock this many seconds after the position of the logs."""
     return Clock(Microseconds(POSITION_US + 1 + after_s * SECOND_US))
 
 
 def home_with_logs(rehearsal: Rehearsal) -> HomeLocation:
-    """The platform's home with a cluster and its logs, each with a partition."""
+    """Create the platform's home with a cluster and its logs, each with a partition."""
     home, _ = ingested_home(rehearsal.lake.root.parent, LOGS)
     rehearsal.instance.add_dynamic_partitions(INGESTED_LOGS_NAME, [f"prod/shop.{log.table}" for log in LOGS])
     return home
 
 
-def checked(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch, after_s: int) -> dict[str | None, Any]:
-    """Run the check of all logs; answers with the results by partition, and with None of all of them."""
-    stopped_at_us = at(after_s).stopped_at_us
+def run_check(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch, after_s: int) -> dict[str | None, Any]:
+    """Run the check of all logs; return the results by partition, with None for all of them together."""
+    stopped_at_us = clock_after(after_s).stopped_at_us
     assert stopped_at_us is not None
     monkeypatch.setenv(CLOCK_VARIABLE, format_us(stopped_at_us))
-    ran = defs.resolve_job_def(LAG_JOB).execute_in_process(run_config=QUIET, instance=rehearsal.instance)
-    assert ran.success
-    records = rehearsal.instance.event_log_storage.get_logs_for_run(ran.run_id)
+    executed = defs.resolve_job_def(LAG_JOB).execute_in_process(run_config=QUIET, instance=rehearsal.instance)
+    assert executed.success
+    records = rehearsal.instance.event_log_storage.get_logs_for_run(executed.run_id)
     events = [record.dagster_event for record in records if record.dagster_event is not None]
-    found = [event.event_specific_data for event in events]
-    return {each.partition: each for each in found if isinstance(each, AssetCheckEvaluation)}
+    event_data = [event.event_specific_data for event in events]
+    return {result.partition: result for result in event_data if isinstance(result, AssetCheckEvaluation)}
 
 
 @pytest.mark.parametrize(
@@ -60,23 +60,23 @@ def checked(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch, after_s: int)
 def test_the_check_of_a_log_has_the_level_of_its_lag(
     after_s: int, passed: bool, severity: str, says: str, rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It blocks nothing and fails no run; of all logs it is the worst one's, and one never ingested is left out."""
+    """The check blocks nothing and fails no run; all logs together have the worst level; unread logs are left out."""
     home_with_logs(rehearsal)
-    found = checked(rehearsal, monkeypatch, after_s)
-    assert set(found) == {None, "prod/shop.t", "prod/shop.slow", "prod/shop.begun"}
-    assert not any(each.blocking for each in found.values())
-    own = found["prod/shop.t"]
-    assert (own.passed, own.severity.name, says in own.description) == (passed, severity, True)
-    assert (found["prod/shop.slow"].passed, "never expire" in found["prod/shop.slow"].description) == (True, True)
-    unknown = found["prod/shop.begun"]
+    results = run_check(rehearsal, monkeypatch, after_s)
+    assert set(results) == {None, "prod/shop.t", "prod/shop.slow", "prod/shop.begun"}
+    assert not any(result.blocking for result in results.values())
+    own_result = results["prod/shop.t"]
+    assert (own_result.passed, own_result.severity.name, says in own_result.description) == (passed, severity, True)
+    assert (results["prod/shop.slow"].passed, "never expire" in results["prod/shop.slow"].description) == (True, True)
+    unknown = results["prod/shop.begun"]
     assert (unknown.passed, unknown.severity.name, unknown.metadata["lag"].value) == (False, "WARN", "unknown")
-    assert found[None].severity.name == severity
-    assert found[None].passed is False
+    assert results[None].severity.name == severity
+    assert results[None].passed is False
 
 
 @pytest.mark.parametrize(("partition", "says"), [("prod/shop.new", "never ingested"), ("prod/shop.t", "400 s")])
 def test_a_log_is_judged_by_its_partition(partition: str, says: str, rehearsal: Rehearsal) -> None:
-    """As the run of its ingest does it; what was never ingested is unknown and no success."""
+    """The run of its ingest does the same; a log that was never ingested is unknown, which is no success."""
     home = home_with_logs(rehearsal)
     (lag,) = read_lags(home, Microseconds(POSITION_US), partition).values()
     result = judge_lags({partition: lag})
@@ -92,7 +92,7 @@ def test_the_sensor_requests_the_check_at_each_level_once(rehearsal: Rehearsal) 
 
     def tick(after_s: int) -> int:
         nonlocal cursor
-        result = request_lag_check(home, at(after_s), rehearsal.instance, cursor)
+        result = request_lag_check(home, clock_after(after_s), rehearsal.instance, cursor)
         cursor = result.cursor
         for request in result.dynamic_partitions_requests or []:
             rehearsal.instance.add_dynamic_partitions(request.partitions_def_name, list(request.partition_keys))
@@ -117,24 +117,24 @@ def test_the_sensor_requests_the_check_at_each_level_once(rehearsal: Rehearsal) 
 
 
 def test_a_failed_check_is_requested_again(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that failed has not judged the level, which may stay for hours; a run that succeeded has."""
+    """A failed run has not judged the level, which may stay for hours; a successful one has."""
     home, _ = ingested_home(rehearsal.lake.root.parent, LOGS)
-    first = request_lag_check(home, at(0), rehearsal.instance, None)
+    first = request_lag_check(home, clock_after(0), rehearsal.instance, None)
     (request,) = first.run_requests or []
     job = defs.resolve_job_def(LAG_JOB)
     run = rehearsal.instance.create_run_for_job(job, tags=request.tags, status=DagsterRunStatus.STARTED)
-    waiting = request_lag_check(home, at(1), rehearsal.instance, first.cursor)
+    waiting = request_lag_check(home, clock_after(1), rehearsal.instance, first.cursor)
     assert "reached another level" in str(waiting.skip_reason)
     rehearsal.instance.report_run_failed(run)
     advance_retries(monkeypatch, HOUR_US)
-    (repeated,) = request_lag_check(home, at(2), rehearsal.instance, waiting.cursor).run_requests or []
+    (repeated,) = request_lag_check(home, clock_after(2), rehearsal.instance, waiting.cursor).run_requests or []
     assert repeated.run_key != request.run_key
     rehearsal.instance.create_run_for_job(job, tags=repeated.tags, status=DagsterRunStatus.SUCCESS)
-    done = request_lag_check(home, at(3), rehearsal.instance, waiting.cursor)
+    done = request_lag_check(home, clock_after(3), rehearsal.instance, waiting.cursor)
     assert "reached another level" in str(done.skip_reason)
 
 
-def test_a_home_without_a_cluster_asks_for_nothing(rehearsal: Rehearsal) -> None:
-    """The sensor runs in every home."""
+def test_a_home_without_a_cluster_requests_nothing(rehearsal: Rehearsal) -> None:
+    """The sensor runs in every home, also without a cluster."""
     home = open_home_location(rehearsal.lake.root.parent)
-    assert request_lag_check(home, at(0), rehearsal.instance, None).run_requests in (None, [])
+    assert request_lag_check(home, clock_after(0), rehearsal.instance, None).run_requests in (None, [])

@@ -1,6 +1,6 @@
 """Every audited invariant of a join, violated: the command line and Dagster stop at the same step with the same line.
 
-What a step has written is damaged before it is judged; steps, audits and doors are the real ones.
+The test damages the rows of a step before they are judged; steps, audits and entry points are the real ones.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ NODE = node_fields(1, tokens=[str(token) for token in OWNERS], shard_count=8, ig
 KEY = {TOPOLOGY_DESCRIPTIONS: "generation_id", GENERATION_DESCRIPTIONS_V2: "id", STREAMS_DESCRIPTIONS_V2: "time"}
 
 
-def of(table: Table, change: Callable[[list[Row]], list[Row] | None]) -> Damage:
-    """The damage of a generation's rows in a table, past every guard but the table's own constraints."""
+def damage_of(table: Table, change: Callable[[list[Row]], list[Row] | None]) -> Damage:
+    """Return the damage of a generation's rows in a table, past every guard but the table's own constraints."""
 
     def damage(lake: Lake, generation_id: str) -> None:
         key: Any = generation_id
@@ -61,8 +61,10 @@ def of(table: Table, change: Callable[[list[Row]], list[Row] | None]) -> Damage:
             assert time_ms is not None
             key = datetime_from_ms(time_ms)
         rows = sorted(lake.read(table, filters=[(KEY[table], "=", key)]).to_pylist(), key=lambda row: row["range_end"])
-        made = change(rows) or rows
-        data = table.schema.empty_table().from_pylist([row | {KEY[table]: key} for row in made], schema=table.schema)
+        changed_rows = change(rows) or rows
+        data = table.schema.empty_table().from_pylist(
+            [row | {KEY[table]: key} for row in changed_rows], schema=table.schema
+        )
         lake.delete(table, [(KEY[table], "=", key)])
         write_deltalake(lake.path(table), data, mode="append")
 
@@ -70,77 +72,77 @@ def of(table: Table, change: Callable[[list[Row]], list[Row] | None]) -> Damage:
 
 
 def wrong_start(rows: list[Row]) -> None:
-    """A range begins a token late."""
+    """Start a range a token late."""
     rows[1]["range_start"] += 1
 
 
 def moved_end(rows: list[Row]) -> None:
-    """A vnode's end is inside a range."""
+    """Put a vnode's end inside a range."""
     rows[1]["range_end"] -= 1
     rows[2]["range_start"] -= 1
 
 
-def twice(rows: list[Row]) -> list[Row]:
-    """A range is there twice."""
+def duplicate_range(rows: list[Row]) -> list[Row]:
+    """Repeat a range."""
     return [*rows, rows[0]]
 
 
 def stray(rows: list[Row]) -> None:
-    """A stream lies in another range."""
+    """Move a stream into another range."""
     rows[0]["streams"][0] = with_token(rows[0]["streams"][0], rows[1]["range_end"])
 
 
 def backwards(rows: list[Row]) -> None:
-    """The streams of a range are in the opposite order."""
+    """Reverse the streams of a range."""
     rows[0]["streams"].reverse()
 
 
 def version_two(rows: list[Row]) -> None:
-    """A stream ID has a version that there is not."""
+    """Give a stream ID an unknown version."""
     rows[0]["streams"][0] = with_low_bits(rows[0]["streams"][0], version=2)
 
 
 def repeated(rows: list[Row]) -> None:
-    """Two shards that own nothing of a range have the same stream there."""
+    """Give two shards that own nothing of a range the same stream."""
     streams = rows[CROWDED]["streams"]
-    at_end = [place for place, stream in enumerate(streams) if stream[:8] == streams[-1][:8]]
+    at_end = [index for index, stream in enumerate(streams) if stream[:8] == streams[-1][:8]]
     streams[at_end[0]] = streams[at_end[1]]
 
 
 def one_more(rows: list[Row]) -> list[Row]:
-    """A sound generation over a ring with one token more."""
-    made = generation_rows({**OWNERS, 2**62 + 2**61: (8, 4)})
-    return [row | {"owner": rows[0]["owner"]} for row in made]
+    """Return a valid generation over a ring with one more token."""
+    new_rows = generation_rows({**OWNERS, 2**62 + 2**61: (8, 4)})
+    return [row | {"owner": rows[0]["owner"]} for row in new_rows]
 
 
 def greater_claim(rows: list[Row]) -> None:
-    """The rows claim to be one more than they are."""
+    """Let the rows claim one more row than exists."""
     for row in rows:
         row["num_ranges"] += 1
 
 
 def other_bits(rows: list[Row]) -> None:
-    """A stream that could be, and is not the one of the step before."""
+    """Replace a stream by a possible one that the previous step does not have."""
     stream = rows[0]["streams"][0]
     rows[0]["streams"][0] = stream[:8] + bytes([stream[8] ^ 1]) + stream[9:]
 
 
 def shared(lake: Lake, generation_id: str) -> None:
-    """Another generation has the very same streams."""
+    """Give another generation the same streams."""
     rows = lake.read(TOPOLOGY_DESCRIPTIONS, filters=[("generation_id", "=", generation_id)]).to_pylist()
     names = GENERATION_DESCRIPTIONS_V2.schema.names
-    made = [{name: row.get(name) for name in names} | {"id": OTHER, "num_ranges": len(rows)} for row in rows]
+    other_rows = [{name: row.get(name) for name in names} | {"id": OTHER, "num_ranges": len(rows)} for row in rows]
     schema = GENERATION_DESCRIPTIONS_V2.schema
-    lake.merge(GENERATION_DESCRIPTIONS_V2, schema.empty_table().from_pylist(made, schema=schema), update=False)
+    lake.merge(GENERATION_DESCRIPTIONS_V2, schema.empty_table().from_pylist(other_rows, schema=schema), update=False)
 
 
 def one_lost(lake: Lake, generation_id: str) -> None:
-    """A published row goes when the timestamp is there."""
+    """Delete a published row after the timestamp is written."""
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("range_end", "=", 3)])
 
 
 def swapped_cell(lake: Lake, generation_id: str) -> None:
-    """In the cell of the first format two streams have changed places."""
+    """Swap two streams in the cell of the first format."""
     time_ms = generations.read_generation_time_ms(lake, generation_id)
     assert time_ms is not None
     cell = generations.read_generation_description(lake, GenerationId(time_ms))
@@ -152,53 +154,53 @@ def swapped_cell(lake: Lake, generation_id: str) -> None:
 
 DESCRIBED, INSERTED, PUBLISHED = TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2
 V2_SEEDS: list[tuple[Table, str, Damage]] = [
-    (DESCRIBED, "ring_covered_once", of(DESCRIBED, wrong_start)),
-    (DESCRIBED, "refines_vnodes", of(DESCRIBED, moved_end)),
-    (DESCRIBED, "vnode_colocation", of(DESCRIBED, stray)),
-    (DESCRIBED, "shard_colocation", of(DESCRIBED, backwards)),
-    (DESCRIBED, "stream_format", of(DESCRIBED, version_two)),
-    (DESCRIBED, "streams_unique", of(DESCRIBED, repeated)),
-    (DESCRIBED, "row_count", of(DESCRIBED, one_more)),
+    (DESCRIBED, "ring_covered_once", damage_of(DESCRIBED, wrong_start)),
+    (DESCRIBED, "refines_vnodes", damage_of(DESCRIBED, moved_end)),
+    (DESCRIBED, "vnode_colocation", damage_of(DESCRIBED, stray)),
+    (DESCRIBED, "shard_colocation", damage_of(DESCRIBED, backwards)),
+    (DESCRIBED, "stream_format", damage_of(DESCRIBED, version_two)),
+    (DESCRIBED, "streams_unique", damage_of(DESCRIBED, repeated)),
+    (DESCRIBED, "row_count", damage_of(DESCRIBED, one_more)),
     (DESCRIBED, "streams_unique_across_generations", shared),
-    (INSERTED, "ring_covered_once", of(INSERTED, twice)),
-    (INSERTED, "vnode_colocation", of(INSERTED, stray)),
-    (INSERTED, "shard_colocation", of(INSERTED, backwards)),
-    (INSERTED, "stream_format", of(INSERTED, version_two)),
-    (INSERTED, "streams_unique", of(INSERTED, repeated)),
-    (INSERTED, "row_count", of(INSERTED, greater_claim)),
-    (INSERTED, "published_equals_description", of(INSERTED, other_bits)),
-    (PUBLISHED, "published_equals_description", of(PUBLISHED, other_bits)),
+    (INSERTED, "ring_covered_once", damage_of(INSERTED, duplicate_range)),
+    (INSERTED, "vnode_colocation", damage_of(INSERTED, stray)),
+    (INSERTED, "shard_colocation", damage_of(INSERTED, backwards)),
+    (INSERTED, "stream_format", damage_of(INSERTED, version_two)),
+    (INSERTED, "streams_unique", damage_of(INSERTED, repeated)),
+    (INSERTED, "row_count", damage_of(INSERTED, greater_claim)),
+    (INSERTED, "published_equals_description", damage_of(INSERTED, other_bits)),
+    (PUBLISHED, "published_equals_description", damage_of(PUBLISHED, other_bits)),
     (GENERATION_TIMESTAMPS, "timestamp_complete", one_lost),
 ]
 V1_SEEDS: list[tuple[Table, str, Damage]] = [
     (INSERTED, "shard_colocation", swapped_cell),
-    (PUBLISHED, "published_equals_description", of(PUBLISHED, other_bits)),
+    (PUBLISHED, "published_equals_description", damage_of(PUBLISHED, other_bits)),
 ]
 SEEDS = [("V2", *seed) for seed in V2_SEEDS] + [("V1", *seed) for seed in V1_SEEDS]
 
 
-def damaged(steps: JoinSteps, table: Table, damage: Damage) -> JoinSteps:
-    """The steps, of which one leaves damaged rows."""
+def damage_step(steps: JoinSteps, table: Table, damage: Damage) -> JoinSteps:
+    """Return the steps, with one that leaves damaged rows."""
     step = find_step(steps, table)
 
     def run_and_damage(joining: JoinContext) -> Any:
-        made = step.run(joining)
+        result = step.run(joining)
         damage(joining.lake, joining.generation_id)
-        return made
+        return result
 
-    return tuple(replace(each, run=run_and_damage) if each is step else each for each in steps)
+    return tuple(replace(other, run=run_and_damage) if other is step else other for other in steps)
 
 
 def refusal(result: ExecuteInProcessResult) -> tuple[str, str]:
-    """The step at which a run stopped, and its line."""
+    """Return the step at which a run stopped, and its message."""
     [failure] = [event for event in result.all_events if event.event_type is DagsterEventType.STEP_FAILURE]
-    said = failure.step_failure_data.user_failure_data
-    assert said is not None
-    return str(failure.step_key), str(said.description)
+    failure_data = failure.step_failure_data.user_failure_data
+    assert failure_data is not None
+    return str(failure.step_key), str(failure_data.description)
 
 
 def test_every_audited_invariant_is_seeded() -> None:
-    """The table has each invariant that a step of the second format is judged by."""
+    """The table has each invariant that judges a step of the second format."""
     audited = {(step.table, str(name)) for step in join_steps.V2_STEPS if step.audit for name in step.audit.invariants}
     assert {(table, name) for table, name, _ in V2_SEEDS} == audited
 
@@ -207,34 +209,34 @@ def test_every_audited_invariant_is_seeded() -> None:
 @pytest.mark.parametrize(
     ("format_", "table", "invariant", "damage"), SEEDS, ids=[f"{seed[0]}-{seed[1].name}-{seed[2]}" for seed in SEEDS]
 )
-def test_a_violation_stops_both_doors_at_the_same_step(
+def test_a_violation_stops_both_entry_points_at_the_same_step(
     format_: str, table: Table, invariant: str, damage: Damage, rehearsal: Rehearsal, tmp_path: Path
 ) -> None:
-    """The same line, nothing written after it; and a later run of what comes next refuses by the verdict kept."""
+    """The messages match, no later step writes, and a later run of the next step refuses by the stored verdict."""
     node = NODE | {"features": [] if format_ == "V1" else ["CDC_GENERATIONS_V2"]}
     steps: JoinSteps = getattr(join_steps, f"{format_}_STEPS")
     file, home = tmp_path / "node.json", open_home_location(tmp_path / "commands")
     file.write_text(json.dumps(node), encoding="utf-8")
     waiting = inbox.queue_join(rehearsal.lake, Clock(), parse_join_request(json.dumps(node))).generation_id
     rehearsal.instance.add_dynamic_partitions(GENERATIONS_NAME, [waiting])
-    # The same event in both homes: the streams of the generation are the same.
+    # With the same event in both homes, the streams of the generation are the same.
     Lake(home.lake).merge(BOOTSTRAP_EVENTS, rehearsal.lake.read(BOOTSTRAP_EVENTS), update=False)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(CLOCK_VARIABLE, NOON)
-        patch.setattr(join_steps, f"{format_}_STEPS", damaged(steps, table, damage))
+        patch.setattr(join_steps, f"{format_}_STEPS", damage_step(steps, table, damage))
         answer = run("--home", home.path, "--clock", NOON, "bootstrap", str(file), "--run")
         result = rehearsal.join(waiting)
     assert answer.exit_code == 1
     assert not result.success
-    stopped, line = refusal(result)
-    assert stopped == f"audit_{table.name}"
+    step_key, line = refusal(result)
+    assert step_key == f"audit_{table.name}"
     assert line.startswith(f"{table.name} of generation {waiting}: {invariant} does not hold: ")
-    # Only the command line knows which home it was given, and names it in the command that it advises.
+    # Only the command line knows which home it was given, and names it in the suggested command.
     before, advised, after = line.partition("look at: cdc-platform check")
     assert (advised, after) == ("look at: cdc-platform check", "")
     command = f"cdc-platform --home {shlex.quote(str(home.path))} check"
     assert answer.stderr.splitlines()[-1] == f"error: {before}look at: {command} [audit-failed]"
-    assert written(rehearsal.lake) == written(Lake(home.lake))
+    assert row_counts(rehearsal.lake) == row_counts(Lake(home.lake))
     following = next((step for step in steps if table in step.relies_on), None)
     if following is not None:
         later = rehearsal.join(waiting, following.table.full_name)
@@ -243,6 +245,6 @@ def test_a_violation_stops_both_doors_at_the_same_step(
         assert f"{invariant} does not hold" in refusal(later)[1]
 
 
-def written(lake: Lake) -> list[int]:
-    """How many rows the tables of a join have."""
+def row_counts(lake: Lake) -> list[int]:
+    """Return how many rows the tables of a join have."""
     return [lake.read(step.table, step.table.schema.names[:1]).num_rows for step in join_steps.V2_STEPS]

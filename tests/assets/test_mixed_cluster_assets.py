@@ -1,4 +1,4 @@
-"""A join of a mixed cluster through Dagster: the assets take the way of the first format by themselves. On Spark."""
+"""A join of a mixed cluster through Dagster: the assets choose the first format by themselves. On Spark."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from cdc_platform.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, GENERATION_D
 from cdc_platform.timeline import Timeline
 
 
-def told(result: ExecuteInProcessResult, asset: str, name: str) -> object:
-    """A value of what an asset's materialisation tells."""
+def metadata_value(result: ExecuteInProcessResult, asset: str, name: str) -> object:
+    """Return a value of the metadata of an asset's materialization."""
     return result.asset_materializations_for_node(asset)[0].metadata[name].value
 
 
 @pytest.mark.long("runs of Dagster, of all steps and checks")
 def test_a_mixed_cluster_joins_in_the_first_format(rehearsal: Rehearsal) -> None:
-    """A node without the feature, then one with it: V1 cells, every check passes, readers get both; told why."""
+    """With one node without the feature, V1 cells are written, every check passes and readers get both tables."""
     generations = []
     for number, features in ((1, ["SOMETHING_ELSE"]), (2, ["CDC_GENERATIONS_V2"])):
         queued = rehearsal.bootstrap(node_config(number) | {"features": features})
@@ -30,9 +30,9 @@ def test_a_mixed_cluster_joins_in_the_first_format(rehearsal: Rehearsal) -> None
         assert joined.success
         assert all(check.passed for check in joined.get_asset_check_evaluations())
         inserted = "system_distributed_everywhere__cdc_generation_descriptions_v2"
-        assert told(joined, inserted, "format") == "v1"
+        assert metadata_value(joined, inserted, "format") == "v1"
         assert "lack the feature CDC_GENERATIONS_V2" in str(
-            told(joined, "platform__topology_descriptions", "mixed_cluster")
+            metadata_value(joined, "platform__topology_descriptions", "mixed_cluster")
         )
     lake = rehearsal.lake
     assert lake.read(GENERATION_DESCRIPTIONS).num_rows == 2

@@ -33,24 +33,24 @@ DISK_BYTES = 4 << 20
 
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
-    """A small file system, mounted in a folder."""
+    """Mount a small file system in a folder."""
     with small_disk(tmp_path / "disk", DISK_BYTES) as folder:
         yield folder
 
 
 @contextmanager
 def full_disk(disk: Path) -> Iterator[None]:
-    """Leave 4 KiB of a file system."""
-    room = os.statvfs(disk)
+    """Fill a file system up to 4 KiB."""
+    usage = os.statvfs(disk)
     filler = disk / "filler"
-    filler.write_bytes(b"\0" * (room.f_bavail * room.f_frsize - 4096))
+    filler.write_bytes(b"\0" * (usage.f_bavail * usage.f_frsize - 4096))
     yield
     filler.unlink()
 
 
 @contextmanager
 def lost_store(s3: S3) -> Iterator[None]:
-    """Let the address of the store answer with errors only."""
+    """Let the address of the store answer only with errors."""
     s3.leads("first", "down")
     yield
     s3.leads("first", "plain")
@@ -58,7 +58,7 @@ def lost_store(s3: S3) -> Iterator[None]:
 
 @contextmanager
 def lost_spark() -> Iterator[None]:
-    """Let every task need a Spark server that does not listen."""
+    """Make every task need a Spark server that does not listen."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -113,7 +113,7 @@ def execute(rehearsal: Rehearsal, request: RunRequest) -> None:
 
 
 def test_a_full_disk(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The run fails in the disk's words, and the join succeeds once there is room."""
+    """The run fails with the disk's error, and the join succeeds once there is space."""
     assert "disk" in assert_heals(str(disk / "home"), full_disk(disk), monkeypatch)
 
 

@@ -1,4 +1,4 @@
-"""The auditor's page beside a published timestamp: made once, left to whoever opens it where it costs much."""
+"""The auditor's page beside a published timestamp: written once, and left to the link's first reader if it is large."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from cdc_platform_assets import reports
 LOG = logging.getLogger("a run")
 
 
-def test_a_page_is_made_once_and_no_run_fails_over_it(
+def test_a_page_is_written_once_and_fails_no_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Large tables leave it to whoever opens the link, a full disk to a warning; one that is there stays as it is."""
+    """Large tables leave the page to the link's first reader, a full disk causes a warning, an existing page stays."""
     lake, clock = Lake(tmp_path / "home" / "lake"), Clock(parse_time_us("2026-01-31T12:00:00Z"))
     inbox.queue_join(lake, clock, parse_join_request(node_text(1), "a test"))
     (join,) = GenerationKeys.read(lake).joins
@@ -40,9 +40,9 @@ def test_a_page_is_made_once_and_no_run_fails_over_it(
     assert "the auditor's page was not made" in caplog.text
     (tmp_path / "home" / "shown").unlink()
     assert reports.create_report_page(joining, LOG) == links
-    first = page.read_bytes()
+    first_content = page.read_bytes()
     assert (
         reports.create_report_page(JoinContext(lake, Clock(), Settings(), join.generation_id, None, "a test"), LOG)
         == links
     )
-    assert page.read_bytes() == first
+    assert page.read_bytes() == first_content

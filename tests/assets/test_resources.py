@@ -1,4 +1,4 @@
-"""What assets are given: a clock that can stand still, a home that is opened late, a Spark that waits to be asked."""
+"""Resources of assets: a clock that can stop, a home that is opened late, and a Spark session started on demand."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ from cdc_platform_resources.home import HomeResource
 NOON, LATER = "2026-01-31T12:00:00Z", "2026-01-31T13:00:00Z"
 
 
-def test_the_clock_stands_still_where_it_is_told_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A configured time goes before the environment's, and without both the machine's clock runs."""
+def test_the_clock_can_be_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A configured time overrides the environment's; without both the machine's clock runs."""
     monkeypatch.delenv(CLOCK_VARIABLE, raising=False)
     assert ClockResource().clock().stopped_at_us is None
     monkeypatch.setenv(CLOCK_VARIABLE, LATER)
@@ -35,7 +35,7 @@ def test_the_clock_stands_still_where_it_is_told_to(monkeypatch: pytest.MonkeyPa
 
 
 def test_the_home_is_the_configured_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A configured path goes before the environment's; nothing is made before it is asked for."""
+    """A configured path overrides the environment's; nothing is created before it is used."""
     monkeypatch.setenv(HOME_VARIABLE, str(tmp_path / "environment"))
     resource = HomeResource(path=str(tmp_path / "configured"))
     assert list(tmp_path.iterdir()) == []
@@ -44,8 +44,8 @@ def test_the_home_is_the_configured_one(tmp_path: Path, monkeypatch: pytest.Monk
     assert resource.settings().ring_delay_ms == 30_000
 
 
-def test_changed_dagster_settings_are_kept(tmp_path: Path) -> None:
-    """The project's settings are copied once; what a person changes in the copy stays."""
+def test_changed_dagster_settings_stay(tmp_path: Path) -> None:
+    """The project's settings are copied once, and changes that a person makes in the copy stay."""
     home = open_home_location(tmp_path)
     settings = prepare_dagster_home(home) / INSTANCE_FILE
     assert "enabled: false" in settings.read_text(encoding="utf-8")
@@ -57,7 +57,7 @@ def test_changed_dagster_settings_are_kept(tmp_path: Path) -> None:
 def test_unchanged_dagster_settings_of_an_earlier_version_are_replaced(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else an older home would never get the limits of runs and of stored ticks."""
+    """Otherwise an older home would never get the limits of runs and of stored ticks."""
     home = open_home_location(tmp_path)
     settings = prepare_dagster_home(home) / INSTANCE_FILE
     current = settings.read_text(encoding="utf-8")
@@ -68,8 +68,8 @@ def test_unchanged_dagster_settings_of_an_earlier_version_are_replaced(
     assert settings.read_text(encoding="utf-8") == current
 
 
-def test_the_instance_ends_what_hangs(tmp_path: Path) -> None:
-    """Its monitoring is on with a limit for every run, and has the tag's name that requests of sensors use."""
+def test_the_instance_ends_hanging_runs(tmp_path: Path) -> None:
+    """Monitoring is on with a limit for every run, and its tag has the name that sensors' requests use."""
     folder = prepare_dagster_home(open_home_location(tmp_path))
     with DagsterInstance.from_config(str(folder)) as instance:
         assert instance.run_monitoring_enabled
@@ -77,8 +77,8 @@ def test_the_instance_ends_what_hangs(tmp_path: Path) -> None:
     assert REQUESTED_RUN_TAGS[MAX_RUNTIME_SECONDS_TAG] == str(6 * 3_600)
 
 
-def test_the_spark_resource_starts_nothing_by_itself() -> None:
-    """Making the resource neither starts a JVM nor a session."""
+def test_the_spark_resource_starts_nothing_on_creation() -> None:
+    """Creating the resource starts neither a JVM nor a session."""
     code = (
         "from cdc_platform_resources.spark import SparkResource; SparkResource(); import sys; "
         "from pyspark import SparkContext; "
@@ -86,5 +86,5 @@ def test_the_spark_resource_starts_nothing_by_itself() -> None:
         "print(SparkContext._gateway is None, SparkSession.getActiveSession() is None)"
     )
     root = Path(__file__).resolve().parents[2]
-    ran = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
-    assert ran.stdout.split() == ["True", "True"]
+    completed = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["True", "True"]

@@ -50,18 +50,18 @@ NOW = Clock(us_from_ms(Milliseconds(START_MS + 5 * HOUR_MS)))
 
 
 def queue_join(rehearsal: Rehearsal) -> None:
-    """One node waits."""
+    """Queue one node."""
     inbox.queue_join(rehearsal.lake, Clock(), JoinRequest.model_validate(node_config(1)))
 
 
 def leave_tablet_change(rehearsal: Rehearsal) -> None:
-    """A tablet change was decided and not finished."""
+    """Leave a decided tablet change unfinished."""
     tablets.decide_tablet_creation(rehearsal.lake, Clock(NOON), Settings(), "ks", "t", uniform_tablet_ends(2))
 
 
 @dataclass(frozen=True)
 class Work:
-    """Work that a sensor finds: how it comes to be, and a tick."""
+    """Work that a sensor finds: how it is created, and a tick."""
 
     job: str
     prepare: Callable[[Rehearsal], Any]
@@ -93,21 +93,21 @@ OUTAGES = {
 
 
 def requested(result: SensorResult) -> RunRequest | None:
-    """The run that a tick requests, if any."""
+    """Return the run that a tick requests, if any."""
     requests = result.run_requests or []
     assert len(requests) <= 1
     return requests[0] if requests else None
 
 
 def reason(result: SensorResult | SkipReason | RunRequest) -> str:
-    """Why a tick requests no run."""
+    """Return why a tick requests no run."""
     skip = result.skip_reason if isinstance(result, SensorResult) else result
     assert isinstance(skip, SkipReason)
     return skip.skip_message or ""
 
 
 def fail(rehearsal: Rehearsal, work: Work, request: RunRequest, error: BaseException | None) -> str:
-    """Run a request, with the tags that Dagster gives it, so that it fails; return the run's ID."""
+    """Fail a run of a request, with the tags that Dagster gives it; return the run's ID."""
     partition = {} if request.partition_key is None else {"dagster/partition": request.partition_key}
     return fail_run(rehearsal.instance, work.job, {**request.tags, **partition}, error).run_id
 
@@ -119,25 +119,25 @@ def fail(rehearsal: Rehearsal, work: Work, request: RunRequest, error: BaseExcep
 def test_an_outage_is_repeated_with_growing_pauses(
     sensor: str, outage: str, rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long it lasts: no attempt before its pause is over, and one after it; the pauses end at half an hour."""
+    """No attempt starts before its pause is over, and one starts after it; the pauses are bounded by half an hour."""
     work, keys = WORK[sensor], []
     work.prepare(rehearsal)
     cursor = None
     for failures in range(8):
-        found = work.tick(rehearsal, cursor)
-        request, cursor = requested(found), found.cursor
+        result = work.tick(rehearsal, cursor)
+        request, cursor = requested(result), result.cursor
         assert request is not None, f"after {failures} failures"
         keys.append(request.run_key)
         assert request.tags[MAX_RUNTIME_TAG] == "21600"
-        failed = fail(rehearsal, work, request, OUTAGES[outage])
-        if OUTAGES[outage] is None and failures == 0:  # a restart, and not an outage that lasts
+        failed_run_id = fail(rehearsal, work, request, OUTAGES[outage])
+        if OUTAGES[outage] is None and failures == 0:  # a restart counts as no lasting outage
             continue
         pause = min(FIRST_PAUSE_US * 2**failures, LONGEST_PAUSE_US)
-        # Every failed run of this test ends now by the machine's clock.
+        # All failed runs of this test end now by the machine's clock.
         advance_retries(monkeypatch, pause - SECOND_US * 20)
         paused = work.tick(rehearsal, cursor)
         assert requested(paused) is None
-        assert f"run {failed} did not " in reason(paused)
+        assert f"run {failed_run_id} did not " in reason(paused)
         assert "the next attempt starts at 2" in reason(paused)
         advance_retries(monkeypatch, pause + SECOND_US)
     assert len(set(keys)) == 8, "Dagster starts no second run of a key"
@@ -147,18 +147,18 @@ def test_an_outage_is_repeated_with_growing_pauses(
 def test_an_error_of_the_input_is_not_repeated(
     sensor: str, rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Neither after a pause nor after a day; the tick names the run and the remedy."""
+    """The input error is not repeated, not even after a day; the tick names the run and the remedy."""
     work = WORK[sensor]
     work.prepare(rehearsal)
     request = requested(work.tick(rehearsal, None))
     assert request is not None
-    failed = fail(rehearsal, work, request, errors.InputError("shard_count is 0"))
+    failed_run_id = fail(rehearsal, work, request, errors.InputError("shard_count is 0"))
     advance_retries(monkeypatch, HOUR_US * 24)
     for _ in range(3):
-        found = work.tick(rehearsal, None)
-        assert requested(found) is None
-        assert f"run {failed} did not " in reason(found)
-        assert "a repetition would fail too; fix what it reports, then " in reason(found)
+        result = work.tick(rehearsal, None)
+        assert requested(result) is None
+        assert f"run {failed_run_id} did not " in reason(result)
+        assert "a repetition would fail too; fix what it reports, then " in reason(result)
 
 
 @pytest.mark.parametrize("error", [errors.StateError("an earlier join is unfinished"), ZeroDivisionError(), "canceled"])
@@ -166,33 +166,33 @@ def test_an_error_of_the_input_is_not_repeated(
 def test_other_errors_are_repeated_a_few_times(
     sensor: str, error: BaseException | str, rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They may be over when other work has finished; then they are left to people."""
+    """Such errors may end when other work has finished; after a few attempts they are left to a person."""
     work = WORK[sensor]
     work.prepare(rehearsal)
     advance_retries(monkeypatch, HOUR_US)
-    failed = ""
+    failed_run_id = ""
     for _ in range(MAX_ATTEMPTS):
         request = requested(work.tick(rehearsal, None))
         assert request is not None
         if isinstance(error, BaseException):
-            failed = fail(rehearsal, work, request, error)
+            failed_run_id = fail(rehearsal, work, request, error)
         else:
             tags = {**request.tags}
             if request.partition_key is not None:
                 tags["dagster/partition"] = request.partition_key
             job = defs.resolve_job_def(work.job)
             run = rehearsal.instance.create_run_for_job(job, tags=tags, status=DagsterRunStatus.CANCELED)
-            failed = run.run_id
+            failed_run_id = run.run_id
     assert "3 runs did not " in reason(work.tick(rehearsal, None))
-    assert f"fix what run {failed} reports" in reason(work.tick(rehearsal, None))
+    assert f"fix what run {failed_run_id} reports" in reason(work.tick(rehearsal, None))
 
 
 def test_three_failures_in_a_row_do_not_block_the_inbox(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark restarts within a minute, and the join is requested again without a person."""
+    """Spark restarts within a minute, and the sensor requests the join again by itself."""
     work = WORK["waiting_joins"]
     work.prepare(rehearsal)
-    for ahead in (0, 31, 92):
-        advance_retries(monkeypatch, SECOND_US * ahead)
+    for seconds in (0, 31, 92):
+        advance_retries(monkeypatch, SECOND_US * seconds)
         request = requested(work.tick(rehearsal, None))
         assert request is not None
         fail(rehearsal, work, request, errors.EnvironmentProblem("Spark has ended"))
@@ -200,8 +200,8 @@ def test_three_failures_in_a_row_do_not_block_the_inbox(rehearsal: Rehearsal, mo
     assert requested(work.tick(rehearsal, None)) is not None
 
 
-def test_a_run_that_a_restart_ended_is_repeated_at_once(rehearsal: Rehearsal) -> None:
-    """The next `up` need not wait; a second loss has a pause."""
+def test_a_run_ended_by_a_restart_is_repeated_at_once(rehearsal: Rehearsal) -> None:
+    """The next `up` repeats it without a pause; a second loss has one."""
     work = WORK["waiting_joins"]
     work.prepare(rehearsal)
     for _ in range(2):
@@ -211,10 +211,8 @@ def test_a_run_that_a_restart_ended_is_repeated_at_once(rehearsal: Rehearsal) ->
     assert "the next attempt starts at" in reason(work.tick(rehearsal, None))
 
 
-def test_a_failed_run_is_counted_although_older_ones_are_removed(
-    rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Maintenance removes old runs; the next attempt still has a key that no run had."""
+def test_failed_runs_count_after_older_ones_are_removed(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Maintenance removes old runs, but the next attempt still has a new run key."""
     work = WORK["waiting_joins"]
     work.prepare(rehearsal)
     advance_retries(monkeypatch, HOUR_US)
@@ -231,7 +229,7 @@ def test_a_failed_run_is_counted_although_older_ones_are_removed(
 
 
 def test_schedules_pause_and_start_over_after_a_success(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Work that is due every minute is not requested every minute while it fails, and never given up."""
+    """Failing work that is due every minute is requested less often, but never given up."""
     instance, partitions = rehearsal.instance, ["2026-01-01-00:00"]
 
     def tick(moment: str) -> RunRequest | str:
@@ -249,13 +247,13 @@ def test_schedules_pause_and_start_over_after_a_success(rehearsal: Rehearsal, mo
     instance.create_run_for_job(job, tags=tags, status=DagsterRunStatus.SUCCESS)
     fail_run(instance, "consume_hours", tags, errors.StateError("x"))
     advance_retries(monkeypatch, SECOND_US * 31)
-    again = tick("after the success")
-    assert isinstance(again, RunRequest)
-    assert again.run_key == f"{partitions[0]}/after the success/2"
+    request = tick("after the success")
+    assert isinstance(request, RunRequest)
+    assert request.run_key == f"{partitions[0]}/after the success/2"
 
 
 def test_a_daily_job_is_repeated_until_it_has_succeeded(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ticks of every hour request it once a day; a machine that was off catches up; a failure is repeated."""
+    """Hourly ticks request it once a day; a machine that was off catches up; a failure is repeated."""
     instance, today = rehearsal.instance, datetime_from_us(system_time_us()).replace(minute=30)
     hour = today.hour
 
@@ -268,16 +266,16 @@ def test_a_daily_job_is_repeated_until_it_has_succeeded(rehearsal: Rehearsal, mo
     advance_retries(monkeypatch, HOUR_US)
     assert isinstance(tick(today), RunRequest)
     job = defs.resolve_job_def("consume_hours")
-    done = instance.create_run_for_job(job, status=DagsterRunStatus.SUCCESS)
-    assert f"run {done.run_id} has succeeded since" in reason(tick(today))
+    succeeded = instance.create_run_for_job(job, status=DagsterRunStatus.SUCCESS)
+    assert f"run {succeeded.run_id} has succeeded since" in reason(tick(today))
     tomorrow = datetime_from_us(Microseconds(system_time_us() + 24 * HOUR_US)).replace(minute=30, tzinfo=UTC)
     assert isinstance(tick(tomorrow), RunRequest)
     assert reason(request_daily_run(instance, "consume_hours", tomorrow, hour, "no tables")) == "no tables"
 
 
-def test_every_error_says_whether_a_repetition_helps(rehearsal: Rehearsal) -> None:
-    """Each class of the platform's errors, as a run that failed with it is judged; Dagster's own failure is limited."""
-    seen: dict[Recovery, set[str]] = {"outage": set(), "limited": set(), "never": set()}
+def test_every_error_declares_whether_a_repetition_helps(rehearsal: Rehearsal) -> None:
+    """A failed run is judged by the class of its error; a failure raised by other code is repeated a few times."""
+    names_by_recovery: dict[Recovery, set[str]] = {"outage": set(), "limited": set(), "never": set()}
     for kind in [errors.PlatformError, *_subclasses(errors.PlatformError), LockLost]:
         if kind.__init__ is not PlatformError.__init__:
             continue
@@ -286,10 +284,10 @@ def test_every_error_says_whether_a_repetition_helps(rehearsal: Rehearsal) -> No
             failure = read_run_failure(rehearsal.instance, run.run_id)
             assert failure.message == "what failed: a disk"
             assert failure.recovery == kind.recovery
-        seen[failure.recovery].add(kind.__name__)
-    assert {"Unavailable", "NotLetIn", "NoJava", "ConflictError", "LockLost"} <= seen["outage"]
-    assert {"InputError", "NotFound", "UnknownGeneration", "AuditFailed"} <= seen["never"]
-    assert {"StateError", "StoreFailure", "ClockRefused"} <= seen["limited"]
+        names_by_recovery[failure.recovery].add(kind.__name__)
+    assert {"Unavailable", "NotLetIn", "NoJava", "ConflictError", "LockLost"} <= names_by_recovery["outage"]
+    assert {"InputError", "NotFound", "UnknownGeneration", "AuditFailed"} <= names_by_recovery["never"]
+    assert {"StateError", "StoreFailure", "ClockRefused"} <= names_by_recovery["limited"]
     other = fail_run(rehearsal.instance, JOIN_JOB, {}, Failure("a person's code"))
     assert read_run_failure(rehearsal.instance, other.run_id).recovery == "limited"
 
@@ -299,7 +297,7 @@ def _subclasses(kind: type[PlatformError]) -> list[type[PlatformError]]:
 
 
 def test_only_the_policy_builds_run_requests() -> None:
-    """No sensor or schedule builds a request of its own, so each of those that have a job uses the policy."""
+    """No sensor or schedule builds a request of its own, so every one with a job uses the policy."""
     builders = {
         path.relative_to(ASSETS).as_posix()
         for path in sorted(ASSETS.rglob("*.py"))

@@ -29,14 +29,14 @@ def materialize(rehearsal: Rehearsal, **config: object) -> ExecuteInProcessResul
 
 
 def metadata(result: ExecuteInProcessResult) -> dict[str, Any]:
-    """What the materialization shows, as plain values."""
+    """Return the metadata of the materialization as plain values."""
     (event,) = result.asset_materializations_for_node(OP)
     return {name: value.value for name, value in event.metadata.items()}
 
 
 def checks(result: ExecuteInProcessResult) -> dict[str, AssetCheckEvaluation]:
-    """The results of the checks by name."""
-    return {each.check_name: each for each in result.get_asset_check_evaluations()}
+    """Return the results of the checks by name."""
+    return {evaluation.check_name: evaluation for evaluation in result.get_asset_check_evaluations()}
 
 
 def test_the_ring_of_the_home_is_simulated(rehearsal: Rehearsal, tmp_path: Path) -> None:
@@ -44,22 +44,22 @@ def test_the_ring_of_the_home_is_simulated(rehearsal: Rehearsal, tmp_path: Path)
     ring_of(rehearsal.lake, (1, 2, 3))
     result = materialize(rehearsal, joins=2, seeds=3, read_outage=["5s@1"])
     assert result.success, failures(result)
-    shown = metadata(result)
-    assert (shown["histories"], shown["generations"]) == (3, 6)
+    values = metadata(result)
+    assert (values["histories"], values["generations"]) == (3, 6)
     assert {name: check.passed for name, check in checks(result).items()} == {
         property.value.replace("-", "_"): True for property in Property
     }
-    (picture,) = re.findall(r"`(.*\.png)`", shown["picture"])
+    (picture,) = re.findall(r"`(.*\.png)`", values["picture"])
     assert Path(picture).read_bytes().startswith(b"\x89PNG")
-    words = shown["command"].split()
+    words = values["command"].split()
     assert words[:2] == ["cdc-platform", "simulate"]
     printed = run("--home", tmp_path / "home", *words[1:])
     assert printed.exit_code == 0, printed.stderr
-    assert f"accepted writes           {shown['accepted_writes']:,}" in printed.stdout
+    assert f"accepted writes           {values['accepted_writes']:,}" in printed.stdout
 
 
 def test_a_violated_property_is_a_failed_check(rehearsal: Rehearsal, tmp_path: Path) -> None:
-    """It names the seeds, and a command that shows one; the run itself succeeds."""
+    """The check names the seeds and a command that shows one; the run itself succeeds."""
     result = materialize(rehearsal, nodes=4, delay="5s", seeds=12)
     assert result.success, failures(result)
     broken = {name: check for name, check in checks(result).items() if not check.passed}
@@ -67,9 +67,9 @@ def test_a_violated_property_is_a_failed_check(rehearsal: Rehearsal, tmp_path: P
     check = broken["right_generation"]
     command = str(check.metadata["command"].value)
     assert f"violated by seed {command.split()[-2]}" in (check.description or "")
-    shown = run("--home", tmp_path / "home", *command.split()[1:])
-    assert shown.exit_code == 1
-    assert "VIOLATION of" in shown.stdout
+    result_of_command = run("--home", tmp_path / "home", *command.split()[1:])
+    assert result_of_command.exit_code == 1
+    assert "VIOLATION of" in result_of_command.stdout
 
 
 @pytest.mark.parametrize(
@@ -84,14 +84,14 @@ def test_a_violated_property_is_a_failed_check(rehearsal: Rehearsal, tmp_path: P
         ({"nodes": 3, "protocol": "tablets", "joins": 1}, "joins and repairs create no stream set"),
     ],
 )
-def test_config_that_is_refused(config: dict[str, Any], named: str) -> None:
-    """In one line that names the value."""
+def test_invalid_config_is_refused(config: dict[str, Any], named: str) -> None:
+    """The error is one line that names the value."""
     with pytest.raises(InputError, match=named):
         SimulationConfig(**config).request().assume(Settings(), None)
 
 
 def test_a_home_without_nodes_is_refused(rehearsal: Rehearsal) -> None:
-    """The step fails with what to set, and is not retried."""
+    """The step fails with the name of the missing config, and is not retried."""
     result = materialize(rehearsal)
     assert not result.success
     (failure,) = failures(result)

@@ -74,7 +74,7 @@ class World:
     instance: DagsterInstance
 
     def statuses(self) -> dict[Place, str]:
-        """The newest status of each result of the storage checks."""
+        """Return the newest status of each result of the storage checks."""
         keys = [key for key in GRAPH.asset_check_keys if key.name in STORAGE_FAMILY.invariants]
         infos = self.instance.event_log_storage.get_asset_check_partition_info(keys)
         return {
@@ -86,31 +86,31 @@ class World:
         }
 
     def sync(self) -> None:
-        """What the sensor does."""
+        """Do what the sensor does."""
         sync_catalog(self.lake, self.instance, GRAPH, most=None)
 
     def folder(self, table: str) -> Path:
-        """The folder of a table."""
+        """Return the folder of a table."""
         return self.lake.root / table.replace(".", "/")
 
     def parts(self, table: str) -> list[AssetPart]:
-        """The partitions of assets that show this table."""
+        """Return the partitions of assets that show this table."""
         return [part for part in list_asset_parts(self.lake, self.instance) if part.table.full_name == table]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
-    """A home that was checked and synchronized, in which every result passed."""
+    """Create a home that was checked and synchronized, in which every result passed."""
     home = every_table(tmp_path_factory.mktemp("every"))
     with pytest.MonkeyPatch.context() as patched, DagsterInstance.ephemeral() as instance:
         patched.setenv(HOME_VARIABLE, str(home))
-        made = World(home, Lake(home / "lake"), instance)
-        made.sync()
-        by_audit(made, "")
-        for part in list_asset_parts(made.lake, instance):
+        created = World(home, Lake(home / "lake"), instance)
+        created.sync()
+        by_audit(created, "")
+        for part in list_asset_parts(created.lake, instance):
             PARTS.setdefault(part.table.full_name, []).append(part)
-        assert set(made.statuses().values()) == {"SUCCEEDED"}
-        yield made
+        assert set(created.statuses().values()) == {"SUCCEEDED"}
+        yield created
 
 
 def by_audit(world: World, table: str) -> None:
@@ -119,7 +119,7 @@ def by_audit(world: World, table: str) -> None:
 
 
 def by_command(world: World, table: str) -> None:
-    """Judge with the command, whose results the sensor brings to Dagster, whatever else of the home it cannot read."""
+    """Judge with the command and synchronize its results, ignoring tables of the home that cannot be read."""
     assert run("--home", world.home, "check").exit_code in (0, 1)
     with suppress(PlatformError):
         world.sync()
@@ -133,57 +133,57 @@ def by_run(world: World, table: str) -> None:
 
 
 def execute_checks(world: World, keys: set[AssetCheckKey]) -> ExecuteInProcessResult:
-    """Run these checks and nothing else."""
+    """Run only these checks."""
     job = defs.get_repository_def().get_implicit_global_asset_job_def()
     subset = job.get_subset(asset_selection=set(), asset_check_selection=keys)
     return subset.execute_in_process(run_config=QUIET, instance=world.instance, raise_on_error=False)
 
 
 ENTRY_POINTS: dict[str, Callable[[World, str], None]] = {"check": by_command, "audit": by_audit, "run": by_run}
-# The logs of the home are stored tables of one asset, and so are the tables into which their hours are copied.
+# The logs of the home are stored tables of one asset, and so are the tables with their hourly copies.
 TABLES_OF_ASSETS = sorted(
     {table.full_name for table, _ in STORAGE_CHECKED_ASSETS.values() if table.full_name in TABLES} | {LOGS[0], LOGS[2]}
 )
 
 
 def part_name(table: str, row: Mapping[str, object]) -> str:
-    """The part that a row of a table belongs to, by the declaration."""
+    """Return the name of the part that a row of a table belongs to, by the declaration."""
     columns = TABLES[table].part_columns if table in TABLES else ()
     return row_hash.partition_name_from_values(columns, row) if columns else ALL_PARTS
 
 
-def a_shown_row(world: World, table: str) -> dict[str, object]:
-    """A row that a partition of an asset shows."""
-    shown = {part.part for part in world.parts(table)}
-    rows = [row for row in rows_of(world.folder(table)) if {part_name(table, row), ALL_PARTS} & shown]
+def visible_row(world: World, table: str) -> dict[str, object]:
+    """Return a row that a partition of an asset shows."""
+    visible_parts = {part.part for part in world.parts(table)}
+    rows = [row for row in rows_of(world.folder(table)) if {part_name(table, row), ALL_PARTS} & visible_parts]
     assert rows, f"no asset shows {table}"
     return rows[-1]
 
 
 def append(world: World, table: str, row: dict[str, object]) -> set[Place]:
-    """Append a row as a foreign writer; answers with the results that it has to turn red."""
-    folder, changed = world.folder(table), part_name(table, row)
+    """Append a row as a foreign writer; return the results that it has to fail."""
+    folder, changed_part = world.folder(table), part_name(table, row)
     schema = pa.schema(DeltaTable(folder).schema())
     write_deltalake(folder, pa.Table.from_pylist([row], schema=schema), mode="append")
-    return places(table, changed, ROWS_AS_COMMITTED, COMMITS_KNOWN)
+    return places(table, changed_part, ROWS_AS_COMMITTED, COMMITS_KNOWN)
 
 
-def places(table: str, changed: str, *names: str) -> set[Place]:
-    """The results of these checks on the partitions that show a part of a table."""
+def places(table: str, changed_part: str, *names: str) -> set[Place]:
+    """Return the results of these checks on the partitions that show a part of a table."""
     return {
         (part.asset.to_user_string(), str(name), part.partition)
         for part in PARTS[table]
         for name in names
-        if ALL_PARTS in (part.part, changed) or part.part == changed
+        if ALL_PARTS in (part.part, changed_part) or part.part == changed_part
     }
 
 
 PARTS: dict[str, list[AssetPart]] = {}
-"""The partitions that show each table of the home, noted while it is sound."""
+"""The partitions that show each table of the home, recorded while it is sound."""
 
 
 def differences(world: World, before: dict[Place, str]) -> dict[Place, str]:
-    """The results whose status is another one, without the plans that a run over all partitions leaves."""
+    """Return the results whose status changed, without the plans that a run over all partitions leaves."""
     return {
         place: status
         for place, status in world.statuses().items()
@@ -194,10 +194,10 @@ def differences(world: World, before: dict[Place, str]) -> dict[Place, str]:
 @pytest.mark.grid("foreign rows on the partitions of assets", 6)
 @pytest.mark.parametrize("entry_point", ENTRY_POINTS)
 @pytest.mark.parametrize("table", TABLES_OF_ASSETS)
-def test_a_foreign_row_turns_its_partition_red(world: World, table: str, entry_point: str) -> None:
-    """Red on its partition of the table's assets, unchanged everywhere else; green again when it is taken back."""
+def test_a_foreign_row_fails_its_partition(world: World, table: str, entry_point: str) -> None:
+    """The table's partition fails, all others are unchanged; undoing the commit makes it pass again."""
     before, judge = world.statuses(), ENTRY_POINTS[entry_point]
-    expected = append(world, table, a_shown_row(world, table))
+    expected = append(world, table, visible_row(world, table))
     try:
         judge(world, table)
         assert differences(world, before) == dict.fromkeys(expected, "FAILED") != {}
@@ -207,12 +207,12 @@ def test_a_foreign_row_turns_its_partition_red(world: World, table: str, entry_p
     assert differences(world, before) == {}
 
 
-def test_foreign_rows_in_all_tables_are_told_apart(world: World) -> None:
-    """One audit finds a row in each of them; no partition is red that has none."""
+def test_foreign_rows_in_all_tables_are_distinguished(world: World) -> None:
+    """One audit finds a row in each table, and no partition without one fails."""
     before = world.statuses()
-    # Without the list of CDC tables, the partitions of logs are not known.
+    # Without the table of CDC-enabled tables, the partitions of logs are unknown.
     tables = [table for table in TABLES_OF_ASSETS if table != CDC_TABLES.full_name]
-    expected = set().union(*(append(world, table, a_shown_row(world, table)) for table in tables))
+    expected = set().union(*(append(world, table, visible_row(world, table)) for table in tables))
     try:
         by_audit(world, "")
         assert differences(world, before) == dict.fromkeys(expected, "FAILED")
@@ -223,65 +223,65 @@ def test_foreign_rows_in_all_tables_are_told_apart(world: World) -> None:
     assert differences(world, before) == {}
 
 
-def shown(world: World, part: AssetPart) -> dict[str, str]:
-    """What the storage checks show on a partition: passed, failed, or unknown, which is a warning."""
+def visible_results(world: World, part: AssetPart) -> dict[str, str]:
+    """Return what the storage checks show on a partition: passed, failed, or unknown, which is a warning."""
     keys = [AssetCheckKey(part.asset, str(name)) for name in STORAGE_FAMILY.invariants]
     records = world.instance.event_log_storage.get_latest_asset_check_execution_by_key(
         keys, partition_filter=PartitionKeyFilter(key=part.partition)
     )
-    found = {}
+    result_by_name = {}
     for key, record in records.items():
         event = None if record.event is None else record.event.dagster_event
         evaluation = None if event is None else event.event_specific_data
         assert isinstance(evaluation, AssetCheckEvaluation)
         kind = "unknown" if evaluation.severity is AssetCheckSeverity.WARN else "failed"
-        found[key.name] = "passed" if evaluation.passed else kind
-    return found
+        result_by_name[key.name] = "passed" if evaluation.passed else kind
+    return result_by_name
 
 
-def first_file(folder: Path, of: str) -> Path:
-    """A data file of a part."""
-    return next(path for path in map(Path, DeltaTable(folder).file_uris()) if of.partition("=")[2] in str(path))
+def first_file(folder: Path, part: str) -> Path:
+    """Return a data file of a part."""
+    return next(path for path in map(Path, DeltaTable(folder).file_uris()) if part.partition("=")[2] in str(path))
 
 
 def damage_file(folder: Path, part: str, row: dict[str, object]) -> None:
-    """Some bytes in the middle of a file become others."""
+    """Overwrite some bytes in the middle of a file."""
     path = first_file(folder, part if TABLES[f"{folder.parent.name}.{folder.name}"].partition_by else "")
     content = bytearray(path.read_bytes())
     content[len(content) // 3 : len(content) // 3 + 40] = b"x" * 40
     path.write_bytes(content)
 
 
-def without(folder: Path, part: str, row: dict[str, object]) -> None:
-    """The row is gone."""
+def remove_row(folder: Path, part: str, row: dict[str, object]) -> None:
+    """Remove the row."""
     rewrite(folder, [other for other in rows_of(folder) if other != row])
 
 
-def doubled(folder: Path, part: str, row: dict[str, object]) -> None:
-    """The row is there twice."""
+def duplicate_row(folder: Path, part: str, row: dict[str, object]) -> None:
+    """Append the row a second time."""
     schema = pa.schema(DeltaTable(folder).schema())
     write_deltalake(folder, pa.Table.from_pylist([row], schema=schema), mode="append")
 
 
-def changed(folder: Path, part: str, row: dict[str, object]) -> None:
-    """A value of the row is another one."""
+def change_value(folder: Path, part: str, row: dict[str, object]) -> None:
+    """Change a value of the row."""
     name = "ignore_msb"
     rewrite(folder, [other if other != row else row | {name: 31 - int(str(row[name]))} for other in rows_of(folder)])
 
 
-def invented(folder: Path, part: str, row: dict[str, object]) -> None:
-    """Another row of the same part."""
+def append_invented_row(folder: Path, part: str, row: dict[str, object]) -> None:
+    """Append another row of the same part."""
     key = {"range_end": int(str(row["range_end"])) + 1} if "range_end" in row else {"address": "10.9.9.9"}
-    doubled(folder, part, row | key)
+    duplicate_row(folder, part, row | key)
 
 
 ROWS_CHANGED = {"files_whole": "passed", "rows_as_committed": "failed", "commits_known": "failed"}
 FILE_DAMAGED = {"files_whole": "failed", "rows_as_committed": "unknown", "commits_known": "passed"}
 DAMAGE: dict[str, tuple[Callable[[Path, str, dict[str, object]], None], dict[str, str]]] = {
-    "a foreign row": (invented, ROWS_CHANGED),
-    "a missing row": (without, ROWS_CHANGED),
-    "a doubled row": (doubled, ROWS_CHANGED),
-    "a changed value": (changed, ROWS_CHANGED),
+    "a foreign row": (append_invented_row, ROWS_CHANGED),
+    "a missing row": (remove_row, ROWS_CHANGED),
+    "a doubled row": (duplicate_row, ROWS_CHANGED),
+    "a changed value": (change_value, ROWS_CHANGED),
     "a damaged file": (damage_file, FILE_DAMAGED),
 }
 SOUND = dict.fromkeys(ROWS_CHANGED, "passed")
@@ -290,51 +290,51 @@ SOUND = dict.fromkeys(ROWS_CHANGED, "passed")
 @pytest.mark.grid("damage on the partitions of assets", 4)
 @pytest.mark.parametrize("kind", DAMAGE)
 @pytest.mark.parametrize("table", [TOPOLOGY_DESCRIPTIONS, NODES], ids=lambda table: table.name)
-def test_what_the_partition_shows_of_each_damage(world: World, table: Table, kind: str) -> None:
-    """Whatever was done to a partition shows there; another partition shows that it is sound."""
+def test_a_partition_shows_each_damage(world: World, table: Table, kind: str) -> None:
+    """Any damage of a partition shows there, and another partition shows that it is sound."""
     damage, expected = DAMAGE[kind]
-    folder, row = world.folder(table.full_name), a_shown_row(world, table.full_name)
+    folder, row = world.folder(table.full_name), visible_row(world, table.full_name)
     saved = shutil.copytree(folder, world.home / "saved" / kind / table.name)
-    hurt = [part for part in PARTS[table.full_name] if part.part == part_name(table.full_name, row)]
-    others = [part for part in PARTS[table.full_name] if part not in hurt]
-    damage(folder, hurt[0].part or "", row)
+    damaged = [part for part in PARTS[table.full_name] if part.part == part_name(table.full_name, row)]
+    others = [part for part in PARTS[table.full_name] if part not in damaged]
+    damage(folder, damaged[0].part or "", row)
     try:
         by_audit(world, "")
-        assert [shown(world, part) for part in hurt] == [expected] * len(hurt)
-        # A damaged file of a table without Delta partitions has rows of all, none of which can be read.
+        assert [visible_results(world, part) for part in damaged] == [expected] * len(damaged)
+        # A damaged file of a table without Delta partitions has rows of all parts, none of which can be read.
         elsewhere = expected if expected is FILE_DAMAGED and not table.partition_by else SOUND
         assert others
-        assert [shown(world, part) for part in others] == [elsewhere] * len(others)
+        assert [visible_results(world, part) for part in others] == [elsewhere] * len(others)
     finally:
         shutil.rmtree(folder)
         shutil.copytree(saved, folder)
         world.lake.table_cache.revalidate(world.lake.path(table))
     by_audit(world, "")
-    assert all(shown(world, part) == SOUND for part in (*hurt, *others))
+    assert all(visible_results(world, part) == SOUND for part in (*damaged, *others))
 
 
-def test_an_unread_partition_is_not_green(world: World) -> None:
-    """A run of one partition's checks reads that one; of the others it says nothing."""
+def test_an_unread_partition_does_not_pass(world: World) -> None:
+    """Checks of one partition read that one and have no result for the others."""
     table, lake = TOPOLOGY_DESCRIPTIONS, world.lake
     stored = provenance.PartitionDigests(lake, table).names
     first, *rest = [part for part in PARTS[table.full_name] if part.part in stored]
     check = CheckRun.begin(lake, Clock(), "a test")
     result = verify_part(lake, check, table, [first.part])
     assert result is not None
-    judged = {line.invariant: line for line in judge_part(result, first.part)}
-    assert judged[ROWS_AS_COMMITTED].passed
+    findings = {line.invariant: line for line in judge_part(result, first.part)}
+    assert findings[ROWS_AS_COMMITTED].passed
     assert rest
     for part in rest:
         (line,) = (line for line in judge_part(result, part.part) if line.invariant == ROWS_AS_COMMITTED)
         assert line.unknown
         assert not line.passed
-    # What an earlier check proved of the same version still stands.
+    # The result of an earlier check of the same version still applies.
     assert read_table_checks(lake)[table.full_name].unread == frozenset()
 
 
 @pytest.fixture
 def cluster(rehearsal: Rehearsal) -> Lake:
-    """The lake of a registered cluster that was observed, with one ingested log."""
+    """Return the lake of a registered and observed cluster with one ingested log."""
     _, registered = ingested_home(rehearsal.lake.root.parent, [ReadLog("t")])
     lake = Lake(registered.open_home().lake)
     with write_as(WriteSource.OBSERVED):
@@ -355,13 +355,13 @@ def cluster(rehearsal: Rehearsal) -> Lake:
 def test_damage_in_the_home_of_a_cluster_shows_on_its_assets(
     rehearsal: Rehearsal, cluster: Lake, table: str, asset: str, partition: str, entry_point: str
 ) -> None:
-    """A foreign commit there turns the partition of the cluster or of the log red, and no other."""
+    """A foreign commit there fails the partition of the cluster or of the log, and no other."""
     clusters = registry.list_clusters(open_home_location(rehearsal.lake.root.parent))
     world = World(rehearsal.lake.root.parent, rehearsal.lake, rehearsal.instance)
     sync_catalog(world.lake, world.instance, GRAPH, clusters=clusters, most=None)
     folder = cluster.root / table.replace(".", "/")
     keys = {key for key in GRAPH.asset_check_keys if key.asset_key.to_user_string() == asset}
-    judged = {key for key in keys if key.name in STORAGE_FAMILY.invariants}
+    storage_checks = {key for key in keys if key.name in STORAGE_FAMILY.invariants}
 
     def judge() -> None:
         if entry_point == "check":
@@ -370,7 +370,7 @@ def test_damage_in_the_home_of_a_cluster_shows_on_its_assets(
         elif entry_point == "audit":
             by_audit(world, "")
         else:
-            assert execute_checks(world, judged).success
+            assert execute_checks(world, storage_checks).success
         sync_catalog(world.lake, world.instance, GRAPH, clusters=clusters, most=None)
 
     judge()
@@ -381,8 +381,8 @@ def test_damage_in_the_home_of_a_cluster_shows_on_its_assets(
     foreign = rows or [{field.name: EXAMPLES[str(field.type)] for field in schema}]
     write_deltalake(folder, pa.Table.from_pylist(foreign, schema=schema), mode="append")
     judge()
-    changed = {place for place, status in differences(world, before).items() if status == "FAILED"}
-    assert changed == {(asset, str(name), partition) for name in (ROWS_AS_COMMITTED, COMMITS_KNOWN)}
+    failed = {place for place, status in differences(world, before).items() if status == "FAILED"}
+    assert failed == {(asset, str(name), partition) for name in (ROWS_AS_COMMITTED, COMMITS_KNOWN)}
 
 
 EXAMPLES = {
@@ -394,4 +394,4 @@ EXAMPLES = {
     "bool": True,
     "timestamp[us, tz=UTC]": datetime(2026, 1, 31, 12, tzinfo=UTC),
 }
-"""A value of each type of a log's columns."""
+"""A value for each type of a log's columns."""

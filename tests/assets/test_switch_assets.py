@@ -1,4 +1,4 @@
-"""The two-phase switches in Dagster: what the sensor asks for, what the job does, what the checks say. No Spark."""
+"""Two-phase switches in Dagster: requests of the sensor, work of the job, and results of the checks. No Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ HOSTS = [host(number) for number in (1, 2, 3)]
 
 @pytest.fixture
 def left(rehearsal: Rehearsal) -> str:
-    """A switch that its initiator has prepared and left."""
+    """Create a switch that its initiator prepared and abandoned."""
     ring_of(rehearsal.lake, (1, 2))
     generation_id = inserted(rehearsal.lake, 3)
     switch.prepare_switch(rehearsal.lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
@@ -37,7 +37,7 @@ def left(rehearsal: Rehearsal) -> str:
 
 
 def at(seconds: int) -> Clock:
-    """So many seconds after the preparation."""
+    """Return a clock this many seconds after the preparation."""
     return Clock(us_from_ms(Milliseconds(NOON_MS + seconds * 1000)))
 
 
@@ -49,19 +49,19 @@ def drive(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch, seconds: int) -
     )
 
 
-def asked(found: SensorResult) -> list[str | None]:
-    """The run keys that a tick asks for."""
-    return [request.run_key for request in found.run_requests or []]
+def run_keys(result: SensorResult) -> list[str | None]:
+    """Return the run keys that a tick requests."""
+    return [request.run_key for request in result.run_requests or []]
 
 
-def said(found: SensorResult) -> str:
-    """Why a tick asks for no run."""
-    assert not found.run_requests
-    return found.skip_reason.skip_message or "" if found.skip_reason else ""
+def skip_message(result: SensorResult) -> str:
+    """Return why a tick requests no run."""
+    assert not result.run_requests
+    return result.skip_reason.skip_message or "" if result.skip_reason else ""
 
 
-def checked(rehearsal: Rehearsal) -> dict[str, AssetCheckEvaluation]:
-    """What the checks say, by name."""
+def run_checks(rehearsal: Rehearsal) -> dict[str, AssetCheckEvaluation]:
+    """Return the results of the checks by name."""
     from cdc_platform_assets.switch import audit_generation_switches
 
     result = (
@@ -69,69 +69,75 @@ def checked(rehearsal: Rehearsal) -> dict[str, AssetCheckEvaluation]:
         .get_subset(asset_check_selection=set(audit_generation_switches.check_keys), asset_selection=set())
         .execute_in_process(run_config=QUIET, instance=rehearsal.instance)
     )
-    return {each.check_name: each for each in result.get_asset_check_evaluations()}
+    return {evaluation.check_name: evaluation for evaluation in result.get_asset_check_evaluations()}
 
 
-def test_what_is_left_is_acknowledged_committed_and_entered(
+def test_an_abandoned_switch_is_acknowledged_committed_and_entered(
     rehearsal: Rehearsal, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In time the platform's nodes answer; the generation has its timestamp, and nothing is left to ask for."""
-    assert asked(request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)) == [f"{left}/preparing/0/1"]
+    """Before the deadline the platform's nodes acknowledge; the generation gets its timestamp, and nothing is left."""
+    assert run_keys(request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)) == [f"{left}/preparing/0/1"]
     assert drive(rehearsal, monkeypatch, 1).success
     assert switches.find_switch(rehearsal.lake, left).time_ms == NOON_MS + 71_000
     assert rehearsal.lake.read(GENERATIONS)["generation_id"].to_pylist() == [left]
-    done = request_switch_run(rehearsal.lake, at(2), rehearsal.instance, None)
-    assert said(done) == "every switch is finished"
-    unchanged = said(request_switch_run(rehearsal.lake, at(2), rehearsal.instance, done.cursor))
+    finished = request_switch_run(rehearsal.lake, at(2), rehearsal.instance, None)
+    assert skip_message(finished) == "every switch is finished"
+    unchanged = skip_message(request_switch_run(rehearsal.lake, at(2), rehearsal.instance, finished.cursor))
     assert unchanged.startswith("no table has changed")
     before = rehearsal.lake.version(GENERATION_SWITCHES)
     assert drive(rehearsal, monkeypatch, 3).success
     assert rehearsal.lake.version(GENERATION_SWITCHES) == before
-    assert {name: each.passed for name, each in checked(rehearsal).items()} == dict.fromkeys(SWITCH_INVARIANTS, True)
+    assert {name: evaluation.passed for name, evaluation in run_checks(rehearsal).items()} == dict.fromkeys(
+        SWITCH_INVARIANTS, True
+    )
 
 
-def test_after_the_deadline_it_is_aborted(rehearsal: Rehearsal, left: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs that could not read the generation do not keep the sensor from asking again once the deadline is there."""
+def test_after_the_deadline_the_switch_is_aborted(
+    rehearsal: Rehearsal, left: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Runs that cannot read the generation do not stop the sensor from requesting another after the deadline."""
     advance_retries(monkeypatch, HOUR_US)
     end = rehearsal.lake.read(GENERATION_DESCRIPTIONS_V2)["range_end"][0].as_py()
     rehearsal.lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        found = request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)
-        assert asked(found) == [f"{left}/preparing/0/{attempt}"]
+        result = request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)
+        assert run_keys(result) == [f"{left}/preparing/0/{attempt}"]
         assert not drive(rehearsal, monkeypatch, 1).success
-        tags = (found.run_requests or [])[0].tags
+        tags = (result.run_requests or [])[0].tags
         fail_run(rehearsal.instance, SWITCH_JOB, tags, StateError("rows are missing"))
-    assert f"3 runs did not advance the switch to generation {left}" in said(
+    assert f"3 runs did not advance the switch to generation {left}" in skip_message(
         request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)
     )
-    assert asked(request_switch_run(rehearsal.lake, at(30), rehearsal.instance, None)) == [f"{left}/aborted/0/1"]
+    assert run_keys(request_switch_run(rehearsal.lake, at(30), rehearsal.instance, None)) == [f"{left}/aborted/0/1"]
     assert drive(rehearsal, monkeypatch, 30).success
     assert switches.find_switch(rehearsal.lake, left).phase is SwitchPhase.ABORTED
 
 
-def test_a_run_that_is_under_way_is_not_doubled(rehearsal: Rehearsal, left: str) -> None:
-    """Two would do no harm and no good."""
+def test_a_run_in_progress_is_not_repeated(rehearsal: Rehearsal, left: str) -> None:
+    """A second run would do no harm, but no work either."""
     run = rehearsal.instance.create_run_for_job(defs.resolve_job_def(SWITCH_JOB), status=DagsterRunStatus.STARTED)
-    assert said(request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)) == (
+    assert skip_message(request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)) == (
         f"run {run.run_id} is in progress, to advance the switch to generation {left}"
     )
 
 
-def test_without_switches_nothing_is_asked_and_nothing_amiss(rehearsal: Rehearsal, tmp_path: Path) -> None:
-    """As it is unless they are turned on; the sensor itself, on this home."""
+def test_without_switches_nothing_is_requested_and_the_checks_pass(rehearsal: Rehearsal, tmp_path: Path) -> None:
+    """While switches are disabled, the sensor skips and every check passes without a subject."""
     resources = {"home": HomeResource(), "clock": ClockResource()}
     with build_sensor_context(instance=rehearsal.instance, resources=resources) as context:
-        found = unfinished_switches(context)
-    assert isinstance(found, SensorResult)
-    assert said(found) == "every switch is finished"
-    told = checked(rehearsal)
-    assert {each.description for each in told.values()} == {"nothing was checked: there is no switch"}
-    assert all(each.passed for each in told.values())
+        result = unfinished_switches(context)
+    assert isinstance(result, SensorResult)
+    assert skip_message(result) == "every switch is finished"
+    evaluations = run_checks(rehearsal)
+    assert {evaluation.description for evaluation in evaluations.values()} == {
+        "nothing was checked: there is no switch"
+    }
+    assert all(evaluation.passed for evaluation in evaluations.values())
 
 
 def test_a_violation_fails_its_check(rehearsal: Rehearsal, left: str) -> None:
-    """A switch that is committed and was not entered."""
+    """A committed switch that is missing from the ledger fails its check."""
     switch.advance_switch(rehearsal.lake, at(1), TWO_PHASE, left, "a test")
-    told = checked(rehearsal)
-    assert [name for name, each in told.items() if not each.passed] == ["switch_has_its_generation"]
-    assert "is committed and not in the ledger yet" in (told["switch_has_its_generation"].description or "")
+    evaluations = run_checks(rehearsal)
+    assert [name for name, evaluation in evaluations.items() if not evaluation.passed] == ["switch_has_its_generation"]
+    assert "is committed and not in the ledger yet" in (evaluations["switch_has_its_generation"].description or "")

@@ -1,4 +1,7 @@
-"""Tablet-based tables in Dagster, a partition a table: decided, audited, published, finished, collected. No Spark."""
+"""Tablet-based tables in Dagster, one partition per table: decided, audited, published, finished, collected.
+
+No Spark.
+"""
 
 from __future__ import annotations
 
@@ -31,18 +34,18 @@ NOON, ONE, LATER = ("2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z", "2026-01-03T
 
 
 def clock(moment: str) -> Clock:
-    """The clock, stopped."""
+    """Return a stopped clock."""
     return Clock(parse_time_us(moment))
 
 
 @pytest.fixture(autouse=True)
 def table(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One partition, and a clock that stands still."""
+    """Add one partition and stop the clock."""
     rehearsal.instance.add_dynamic_partitions(TABLET_TABLES_NAME, ["ks.t"])
     monkeypatch.setenv(CLOCK_VARIABLE, NOON)
 
 
-def run(
+def run_job(
     rehearsal: Rehearsal, config: dict[str, Any] | None = None, job: str = TABLETS_JOB, partition: str = "ks.t"
 ) -> ExecuteInProcessResult:
     """Run a job on the table."""
@@ -53,39 +56,39 @@ def run(
 
 
 def refusal(result: ExecuteInProcessResult) -> str:
-    """The one line with which a run failed."""
+    """Return the message with which a run failed."""
     assert not result.success
     failure = next(event for event in result.all_events if event.event_type is DagsterEventType.STEP_FAILURE)
-    said = failure.step_failure_data.user_failure_data
-    assert said is not None
-    return said.description or ""
+    failure_data = failure.step_failure_data.user_failure_data
+    assert failure_data is not None
+    return failure_data.description or ""
 
 
-def requests(found: SensorResult) -> list[tuple[str | None, str | None]]:
-    """The runs that a tick asks for: (partition, run key)."""
-    return [(request.partition_key, request.run_key) for request in found.run_requests or []]
+def requests(result: SensorResult) -> list[tuple[str | None, str | None]]:
+    """Return the runs that a tick requests, as (partition, run key)."""
+    return [(request.partition_key, request.run_key) for request in result.run_requests or []]
 
 
 def counts(rehearsal: Rehearsal) -> list[tuple[int, int, int]]:
-    """(current, closed, opened) of every set, oldest first."""
-    found = metastore_tablets.read_stream_set_changes(rehearsal.lake, *NAME)
-    return [(len(each.current), len(each.closed), len(each.opened)) for each in found]
+    """Return (current, closed, opened) of every set, oldest first."""
+    changes = metastore_tablets.read_stream_set_changes(rehearsal.lake, *NAME)
+    return [(len(change.current), len(change.closed), len(change.opened)) for change in changes]
 
 
 def test_a_table_is_created_split_and_merged(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each run decides, writes, audits and publishes; the same run again changes nothing."""
-    result = run(rehearsal, {"count": 2, "ttl_seconds": 60})
+    """Each run decides, writes, audits and publishes; repeating a run changes nothing."""
+    result = run_job(rehearsal, {"count": 2, "ttl_seconds": 60})
     assert result.success
     assert sorted(check.check_name for check in result.get_asset_check_evaluations()) == sorted(TABLET_INVARIANTS)
     assert all(check.passed for check in result.get_asset_check_evaluations())
     monkeypatch.setenv(CLOCK_VARIABLE, ONE)
-    assert run(rehearsal, {"count": 4}).success
+    assert run_job(rehearsal, {"count": 4}).success
     version = rehearsal.lake.version(TABLET_STREAMS)
-    assert run(rehearsal, {"count": 4}).success
+    assert run_job(rehearsal, {"count": 4}).success
     assert rehearsal.lake.version(TABLET_STREAMS) == version
-    assert run(rehearsal, {"count": 1}).success
+    assert run_job(rehearsal, {"count": 1}).success
     ends = [str(token) for token in (-5, oracle.LAST)]
-    assert run(rehearsal, {"ends": ends}).success
+    assert run_job(rehearsal, {"ends": ends}).success
     assert counts(rehearsal) == [(2, 0, 2), (4, 2, 4), (1, 4, 1), (2, 1, 2)]
     assert cdc_tables.find_cdc_table(rehearsal.lake, *NAME).ttl_seconds == 60
 
@@ -100,66 +103,66 @@ def test_a_table_is_created_split_and_merged(rehearsal: Rehearsal, monkeypatch: 
     ],
 )
 def test_bad_tablets_are_refused_in_one_line(rehearsal: Rehearsal, config: dict[str, Any], says: str) -> None:
-    """What the launchpad hands in is checked before anything is written, and nothing is retried."""
-    result = run(rehearsal, config)
+    """The launchpad's config is validated before anything is written, and nothing is retried."""
+    result = run_job(rehearsal, config)
     assert says in refusal(result)
     assert not any(event.event_type is DagsterEventType.STEP_UP_FOR_RETRY for event in result.all_events)
     assert cdc_tables.read_cdc_tables(rehearsal.lake) == []
 
 
-def test_a_partition_that_names_no_table_is_refused(rehearsal: Rehearsal) -> None:
-    """Partitions can be typed by hand."""
+def test_a_partition_without_a_table_name_is_refused(rehearsal: Rehearsal) -> None:
+    """Partitions can be entered by hand."""
     rehearsal.instance.add_dynamic_partitions(TABLET_TABLES_NAME, ["table"])
-    assert "names no table" in refusal(run(rehearsal, {"count": 2}, partition="table"))
+    assert "names no table" in refusal(run_job(rehearsal, {"count": 2}, partition="table"))
 
 
 def test_a_set_that_violates_an_invariant_is_not_published(rehearsal: Rehearsal) -> None:
-    """A stream of no tablet has got among those of a decided set: its timestamp waits, the check names it."""
+    """A decided set contains a stream of no tablet: its timestamp is not published, and the check names it."""
     lake = rehearsal.lake
     tablets.create_tablets(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
-    decided = tablets.decide_tablet_resize(lake, clock(ONE), Settings(), *NAME, lambda _: uniform_tablet_ends(4)).layout
-    tablets.write_set_streams(lake, decided)
+    layout = tablets.decide_tablet_resize(lake, clock(ONE), Settings(), *NAME, lambda _: uniform_tablet_ends(4)).layout
+    tablets.write_set_streams(lake, layout)
     row = lake.read(TABLET_STREAMS, filters=[("stream_state", "=", 2)]).sort_by("timestamp").slice(5, 1)
-    stray = row.set_column(4, "stream_id", [[tablet_oracle.make(77, 1)]])
-    lake.merge(TABLET_STREAMS, stray.set_column(3, "stream_state", [[0]]), update=False)
-    result = run(rehearsal)
+    stray_row = row.set_column(4, "stream_id", [[tablet_oracle.make(77, 1)]])
+    lake.merge(TABLET_STREAMS, stray_row.set_column(3, "stream_state", [[0]]), update=False)
+    result = run_job(rehearsal)
     failed = {check.check_name for check in result.get_asset_check_evaluations() if not check.passed}
     assert failed == {"tablet_sets_add_up", "tablet_stream_at_end"}
     assert not result.success
     assert len(metastore_tablets.read_stream_sets(lake, *NAME)) == 1
 
 
-def test_the_sensor_finishes_what_was_left(rehearsal: Rehearsal) -> None:
-    """A change that was decided and left gets its partition and a run, and then nothing is left."""
+def test_the_sensor_finishes_an_unfinished_change(rehearsal: Rehearsal) -> None:
+    """A decided but unfinished change gets its partition and a run, and then nothing is left."""
     lake = rehearsal.lake
     tablets.decide_tablet_creation(lake, clock(NOON), Settings(), "ks", "u", uniform_tablet_ends(2))
-    found = request_unfinished_changes(lake, rehearsal.instance, None)
-    assert requests(found) == [("ks.u", "ks.u/change 0/1")]
-    assert [list(request.partition_keys) for request in found.dynamic_partitions_requests or []] == [["ks.u"]]
+    first = request_unfinished_changes(lake, rehearsal.instance, None)
+    assert requests(first) == [("ks.u", "ks.u/change 0/1")]
+    assert [list(request.partition_keys) for request in first.dynamic_partitions_requests or []] == [["ks.u"]]
     rehearsal.instance.add_dynamic_partitions(TABLET_TABLES_NAME, ["ks.u"])
-    assert run(rehearsal, partition="ks.u").success
+    assert run_job(rehearsal, partition="ks.u").success
     assert metastore_tablets.read_unfinished_layouts(lake) == []
-    quiet = request_unfinished_changes(lake, rehearsal.instance, None)
-    assert requests(quiet) == []
-    assert request_unfinished_changes(lake, rehearsal.instance, quiet.cursor).skip_reason is not None
+    second = request_unfinished_changes(lake, rehearsal.instance, None)
+    assert requests(second) == []
+    assert request_unfinished_changes(lake, rehearsal.instance, second.cursor).skip_reason is not None
 
 
 def test_the_sensor_removes_the_sets_of_a_dropped_log(rehearsal: Rehearsal) -> None:
-    """A log that was dropped without a word to the tablets is noticed, and its sets go."""
+    """The sets of a log dropped without a change of its tablets are detected and removed."""
     lake = rehearsal.lake
     tablets.create_tablets(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
     assert requests(request_unfinished_changes(lake, rehearsal.instance, None)) == []
     cdc_tables.drop_cdc_table(lake, clock(ONE), *NAME)
     assert requests(request_unfinished_changes(lake, rehearsal.instance, None)) == [("ks.t", "ks.t/change 0/1")]
-    result = run(rehearsal)
+    result = run_job(rehearsal)
     assert result.success
     assert {check.description for check in result.get_asset_check_evaluations()} == {"there are no stream sets"}
     assert metastore_tablets.read_tables_with_stream_sets(lake) == []
     assert requests(request_unfinished_changes(lake, rehearsal.instance, None)) == []
 
 
-def test_a_table_is_left_to_people_after_some_failures(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each attempt has a run key of its own; no run is asked for beside one that is under way."""
+def test_a_table_is_left_to_a_person_after_some_failures(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each attempt has its own run key; while a run is in progress no other is requested."""
     advance_retries(monkeypatch, HOUR_US)
     lake = rehearsal.lake
     tablets.decide_tablet_creation(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
@@ -180,7 +183,7 @@ def test_a_table_is_left_to_people_after_some_failures(rehearsal: Rehearsal, mon
 
 
 def test_old_sets_are_collected(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """When no log can hold a row of a set any more, the sensor asks for its removal, and the job removes it."""
+    """When no log can have a row of a set any more, the sensor requests its removal, and the job removes it."""
     lake = rehearsal.lake
     tablets.create_tablets(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
     changed = tablets.split_tablets(lake, clock(ONE), Settings(), *NAME, 4).layout
@@ -188,13 +191,13 @@ def test_old_sets_are_collected(rehearsal: Rehearsal, monkeypatch: pytest.Monkey
     key = f"ks.t/base {changed.timestamp_ms}/1"
     assert requests(request_collections(lake, clock(LATER), rehearsal.instance)) == [("ks.t", key)]
     monkeypatch.setenv(CLOCK_VARIABLE, LATER)
-    assert run(rehearsal, job=GC_JOB).success
+    assert run_job(rehearsal, job=GC_JOB).success
     assert counts(rehearsal) == [(4, 0, 4)]
     assert requests(request_collections(lake, clock(LATER), rehearsal.instance)) == []
 
 
-def test_what_is_held_back_is_not_asked_for(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No tick asks for a run in vain and the reader is named; a run removes what is read, and the next ticks rest."""
+def test_collection_of_sets_in_use_is_not_requested(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a consumer needs a set, no run is requested and the reader is named; after it advances, a run collects."""
     lake, instance = rehearsal.lake, rehearsal.instance
     tablets.create_tablets(lake, clock(NOON), Settings(), *NAME, uniform_tablet_ends(2))
     second = tablets.split_tablets(lake, clock(ONE), Settings(), *NAME, 4).layout.timestamp_ms
@@ -203,9 +206,9 @@ def test_what_is_held_back_is_not_asked_for(rehearsal: Rehearsal, monkeypatch: p
     assert third is not None
     reader = consumers.register_consumer(lake, clock(NOON), "audit", *NAME, position_us=parse_time_us(NOON))
     for _ in range(MAX_ATTEMPTS + 1):
-        quiet = request_collections(lake, clock(LATER), instance)
-        assert requests(quiet) == []
-        assert "2 stream sets are held back by consumer audit of ks.t, which has read up to" in str(quiet.skip_reason)
+        result = request_collections(lake, clock(LATER), instance)
+        assert requests(result) == []
+        assert "2 stream sets are held back by consumer audit of ks.t, which has read up to" in str(result.skip_reason)
     consumers.advance_consumer(
         lake,
         clock(LATER),
@@ -216,17 +219,17 @@ def test_what_is_held_back_is_not_asked_for(rehearsal: Rehearsal, monkeypatch: p
     )
     assert requests(request_collections(lake, clock(LATER), instance)) == [("ks.t", f"ks.t/base {second}/1")]
     monkeypatch.setenv(CLOCK_VARIABLE, LATER)
-    assert run(rehearsal, job=GC_JOB).success
-    assert [each.timestamp_ms for each in metastore_tablets.read_stream_set_changes(lake, *NAME)] == [second, third]
+    assert run_job(rehearsal, job=GC_JOB).success
+    assert [change.timestamp_ms for change in metastore_tablets.read_stream_set_changes(lake, *NAME)] == [second, third]
     line = "1 stream set is held back by consumer audit of ks.t, which has read up to 2026-01-01T13:01:05.000Z"
     for _ in range(2):
-        quiet = request_collections(lake, clock(LATER), instance)
-        assert requests(quiet) == []
-        assert line in str(quiet.skip_reason)
-    told = run(rehearsal).asset_materializations_for_node("system__cdc_timestamps")[0].metadata
-    assert told["held_back"].value == line
+        result = request_collections(lake, clock(LATER), instance)
+        assert requests(result) == []
+        assert line in str(result.skip_reason)
+    metadata = run_job(rehearsal).asset_materializations_for_node("system__cdc_timestamps")[0].metadata
+    assert metadata["held_back"].value == line
     consumers.forget_consumer(lake, "audit", *NAME)
     assert requests(request_collections(lake, clock(LATER), instance)) == [("ks.t", f"ks.t/base {third}/1")]
-    assert run(rehearsal, job=GC_JOB).success
-    told = run(rehearsal).asset_materializations_for_node("system__cdc_timestamps")[0].metadata
-    assert "held_back" not in told
+    assert run_job(rehearsal, job=GC_JOB).success
+    metadata = run_job(rehearsal).asset_materializations_for_node("system__cdc_timestamps")[0].metadata
+    assert "held_back" not in metadata
