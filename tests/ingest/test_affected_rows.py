@@ -1,4 +1,4 @@
-"""Of a kept table's rows those are made anew that changes or time reach; the others are as if all had been made."""
+"""A replica rewrites only the rows that changes or time affect; the result equals a rewrite of all rows."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ from cdc_platform.ingest.replica.snapshot import SOLE
 from cdc_platform.ingest.replica.tables import cells_table, for_readers
 
 History = tuple[TableSchema, list[list[Mutation]]]
-SLICES = 4
+PARTITIONS = 4
 NOW = Microseconds(9)
 TIMES = st.lists(st.integers(EPOCH_US - 1, EPOCH_US + 9_000_010).map(Microseconds), min_size=3, max_size=3).map(sorted)
 
 
 @pytest.fixture(autouse=True, scope="module")
 def always_apart() -> Iterator[None]:
-    """However many of few rows are reached."""
+    """Separate affected rows in small tables, too."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "MAX_AFFECTED_SHARE", 1)
         yield
@@ -58,26 +58,26 @@ def always_apart() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Replica:
-    """Both tables of a table, and what its state shows."""
+    """Both tables of a replica, and the rows that its state selects."""
 
     cells: pa.Table
     rows: pa.Table
     found: SelectedRows
 
 
-def made(schema: TableSchema, state: pa.Table, sure_us: Microseconds, now_us: Microseconds) -> Replica:
-    """Both tables as a merged state tells of them."""
-    found = select_with_details(schema, state, now_us)
-    return Replica(purge_state(state, found, sure_us, now_us), for_readers(schema, found, SLICES), found)
+def build_replica(schema: TableSchema, state: pa.Table, sure_us: Microseconds, now_us: Microseconds) -> Replica:
+    """Return both tables that a merged state gives."""
+    selected = select_with_details(schema, state, now_us)
+    return Replica(purge_state(state, selected, sure_us, now_us), for_readers(schema, selected, PARTITIONS), selected)
 
 
-def told(table: pa.Table) -> list[str]:
-    """The rows, in an order that is theirs alone."""
+def sorted_rows(table: pa.Table) -> list[str]:
+    """Return the rows in an order that depends on their values alone."""
     return sorted(map(repr, table.to_pylist()))
 
 
-def guessed(state: pa.Table, dice: random.Random) -> pa.Table:
-    """The state with some of its markers and cells as a look at the cluster leaves them."""
+def with_inexact_rows(state: pa.Table, dice: random.Random) -> pa.Table:
+    """Return the state with some of its markers and cells marked inexact, as a copy of the cluster leaves them."""
     rows = state.to_pylist()
     for row in rows:
         if (
@@ -92,53 +92,63 @@ def guessed(state: pa.Table, dice: random.Random) -> pa.Table:
     return pa.Table.from_pylist(rows, schema=state.schema)
 
 
-def states_of(mutations: Sequence[Mutation]) -> list[pa.Table]:
-    """A state of each."""
-    return [state_from_mutations([each]) for each in mutations]
+def states_from_mutations(mutations: Sequence[Mutation]) -> list[pa.Table]:
+    """Return one state for each mutation."""
+    return [state_from_mutations([mutation]) for mutation in mutations]
 
 
 @given(histories(), st.integers(0, 2**32).map(random.Random), TIMES)
 def test_what_is_reached_is_all_that_becomes_another(
     history: History, dice: random.Random, times: list[Microseconds]
 ) -> None:
-    """Whatever came before and comes now: both tables in parts are those that all of the state comes to."""
+    """Partial replacement gives the same two tables as a rewrite of the whole state, for any history and change."""
     schema, (before_us, sure_us, now_us) = history[0], times
     first, later = list[Mutation](), list[Mutation]()
-    for each in (mutation for batch in history[1] for mutation in batch):
-        (later if dice.random() < 0.3 else first).append(each)
-    old = made(schema, guessed(merge_states(schema, states_of(first)), dice), dice.choice(times), before_us)
-    changes = merge_states(schema, states_of(later))
+    for mutation in (mutation for batch in history[1] for mutation in batch):
+        (later if dice.random() < 0.3 else first).append(mutation)
+    old = build_replica(
+        schema,
+        with_inexact_rows(merge_states(schema, states_from_mutations(first)), dice),
+        dice.choice(times),
+        before_us,
+    )
+    changes = merge_states(schema, states_from_mutations(later))
     state = merge_states(schema, [old.cells, changes])
-    whole = made(schema, state, sure_us, now_us)
+    whole = build_replica(schema, state, sure_us, now_us)
     cells = old.cells
-    if dice.random() < 0.3:  # killed before the readers' rows
+    if dice.random() < 0.3:  # killed before the readers' rows were written
         cells, state = whole.cells, merge_states(schema, [whole.cells, changes])
-        whole = made(schema, state, sure_us, now_us)
+        whole = build_replica(schema, state, sure_us, now_us)
     passed = before_us, now_us
 
-    reach = find_affected(schema, cells, old.rows, changes, passed, sure_us)
-    of_cells, of_rows = PartialReplacement(cells, reach.cells), PartialReplacement(old.rows, reach.rows)
-    part = merge_states(schema, [of_cells.removed, changes])
-    new = made(schema, part, sure_us, now_us)
-    assert told(of_cells.apply(cells_table(schema), new.cells)) == told(whole.cells)
-    assert told(of_rows.apply(current_table(schema), new.rows)) == told(whole.rows)
-    ask, asked = (
+    affected = find_affected(schema, cells, old.rows, changes, passed, sure_us)
+    cell_replacement, row_replacement = (
+        PartialReplacement(cells, affected.cells),
+        PartialReplacement(old.rows, affected.rows),
+    )
+    part = merge_states(schema, [cell_replacement.removed, changes])
+    new = build_replica(schema, part, sure_us, now_us)
+    assert sorted_rows(cell_replacement.apply(cells_table(schema), new.cells)) == sorted_rows(whole.cells)
+    assert sorted_rows(row_replacement.apply(current_table(schema), new.rows)) == sorted_rows(whole.rows)
+    doubtful, all_doubtful = (
         find_doubtful_rows(schema, part, changes, new.found, passed),
         find_doubtful_rows(schema, state, changes, whole.found, passed),
     )
-    doubted = select_with_details(schema, old.cells, before_us)
-    known = zip(doubted.partitions.to_pylist(), doubted.clusterings.to_pylist(), doubted.doubtful, strict=True)
-    assert asked - {(partition, row) for partition, row, doubtful in known if doubtful} <= ask <= asked
+    before = select_with_details(schema, old.cells, before_us)
+    known = zip(before.partitions.to_pylist(), before.clusterings.to_pylist(), before.doubtful, strict=True)
+    assert (
+        all_doubtful - {(partition, row) for partition, row, doubtful in known if doubtful} <= doubtful <= all_doubtful
+    )
 
 
-def table_of(partition: CqlType, clustering: CqlType) -> TableSchema:
-    """A table with keys of these types and one value."""
+def table_schema(partition: CqlType, clustering: CqlType) -> TableSchema:
+    """Return the schema of a table with keys of these types and one value."""
     kinds = (Column("p", partition, "partition"), Column("k", clustering, "clustering"), Column("v", INT))
     return TableSchema("ks", "t", kinds, CdcOptions(enabled=True))
 
 
 def write(schema: TableSchema, partition: object, row: object, at: int) -> pa.Table:
-    """A row that was inserted."""
+    """Return the state of an inserted row."""
     change = RowChange(RowMarker(Microseconds(at)), {"v": Cell(Microseconds(at), at)})
     return state_from_mutations([Mutation(schema, (partition,), rows={(row,): change})])
 
@@ -153,56 +163,61 @@ def write(schema: TableSchema, partition: object, row: object, at: int) -> pa.Ta
         (VARINT, INT, 4),  # all
     ],
 )
-def test_a_key_whose_bytes_its_value_does_not_tell_is_not_looked_for(
+def test_key_with_ambiguous_bytes_affects_its_partition_or_all_rows(
     partition: CqlType, clustering: CqlType, due: int
 ) -> None:
-    """Its partition is made anew, or all: so are as many of four rows, of two partitions."""
-    schema = table_of(partition, clustering)
+    """If a value does not determine its key's bytes, its partition or all four rows are affected."""
+    schema = table_schema(partition, clustering)
     keys: dict[CqlType, Sequence[object]] = {TEXT: "ab", DECIMAL: [Decimal(1), Decimal(2)]}
-    places = [(one, other) for one in keys.get(partition, (1, 2)) for other in keys.get(clustering, (1, 2))]
-    state = merge_states(schema, [write(schema, one, other, 1) for one, other in places])
-    old = made(schema, state, Microseconds(0), Microseconds(5))
-    changes = write(schema, *places[0], 2)
-    found = find_affected(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
-    assert (np.count_nonzero(found.rows), np.count_nonzero(found.cells)) == (due, 2 * due)
+    rows = [(p, k) for p in keys.get(partition, (1, 2)) for k in keys.get(clustering, (1, 2))]
+    state = merge_states(schema, [write(schema, p, k, 1) for p, k in rows])
+    old = build_replica(schema, state, Microseconds(0), Microseconds(5))
+    changes = write(schema, *rows[0], 2)
+    affected = find_affected(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
+    assert (np.count_nonzero(affected.rows), np.count_nonzero(affected.cells)) == (due, 2 * due)
 
 
-def test_a_date_that_no_native_column_holds_is_told_from_the_nearest_that_does() -> None:
-    """Two partitions that readers see under one date are two."""
-    schema = table_of(DATE, INT)
+def test_out_of_range_dates_are_distinguished() -> None:
+    """Two partitions that readers see under one nearest date stay two."""
+    schema = table_schema(DATE, INT)
     far = 2**30
     state = merge_states(schema, [write(schema, key, 1, 1) for key in (far, far + 1)])
-    old = made(schema, state, Microseconds(0), Microseconds(5))
+    old = build_replica(schema, state, Microseconds(0), Microseconds(5))
     assert len(set(old.rows["p"].to_pylist())) == 1
     changes = write(schema, far, 1, 2)
-    found = find_affected(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
-    rows = old.rows.filter(pa.array(found.rows))
-    assert [dict(each)["p"] for each in rows["cdc$exact"].to_pylist()] == [str(far)]
+    affected = find_affected(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
+    rows = old.rows.filter(pa.array(affected.rows))
+    assert [dict(exact)["p"] for exact in rows["cdc$exact"].to_pylist()] == [str(far)]
 
 
-def test_where_most_is_reached_all_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """To tell the rest apart would cost what it saves."""
-    schema = table_of(INT, INT)
+def test_all_rows_are_rewritten_if_most_are_affected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Above the maximum share, separating the affected rows would cost what it saves."""
+    schema = table_schema(INT, INT)
     state = merge_states(schema, [write(schema, 1, row, 1) for row in range(4)])
-    old = made(schema, state, Microseconds(0), Microseconds(5))
+    old = build_replica(schema, state, Microseconds(0), Microseconds(5))
     changes = merge_states(schema, [write(schema, 1, row, 2) for row in range(3)])
     for most, due in ((0.7, 4), (0.8, 3)):
         monkeypatch.setattr(module, "MAX_AFFECTED_SHARE", most)
-        found = find_affected(schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0))
-        assert (np.count_nonzero(found.rows), np.count_nonzero(found.cells)) == (due, 2 * due)
+        affected = find_affected(
+            schema, old.cells, old.rows, changes, (Microseconds(5), Microseconds(6)), Microseconds(0)
+        )
+        assert (np.count_nonzero(affected.rows), np.count_nonzero(affected.cells)) == (due, 2 * due)
 
 
-def test_a_range_reaches_all_rows_of_its_partition_and_later_ones_are_held_against_it() -> None:
-    """What it deletes goes from readers' rows; an older write that comes behind it shows nothing, in either order."""
-    schema, never = table_of(INT, INT), Microseconds(0)
+def test_range_tombstone_affects_its_whole_partition() -> None:
+    """A range tombstone removes its rows and hides an older write that is merged later, in either order."""
+    schema, never = table_schema(INT, INT), Microseconds(0)
     deleted = state_from_mutations(
         [Mutation(schema, (1,), range_tombstones=[RangeTombstone(None, RangeBound((3,), True), NOW)])]
     )
     rows = [write(schema, 1, row, NOW - 1) for row in range(2, 6)]
     for old, changes, due in ((rows, [deleted], [4, 5]), ([deleted, *rows[2:]], rows[:1], [4, 5])):
-        kept = made(schema, merge_states(schema, old), never, NOW)
+        replica = build_replica(schema, merge_states(schema, old), never, NOW)
         changed = merge_states(schema, changes)
-        found = find_affected(schema, kept.cells, kept.rows, changed, (NOW, NOW), never)
-        of_cells, of_rows = PartialReplacement(kept.cells, found.cells), PartialReplacement(kept.rows, found.rows)
-        new = made(schema, merge_states(schema, [of_cells.removed, changed]), never, NOW)
-        assert sorted(of_rows.apply(current_table(schema), new.rows)["k"].to_pylist()) == due
+        affected = find_affected(schema, replica.cells, replica.rows, changed, (NOW, NOW), never)
+        cell_replacement, row_replacement = (
+            PartialReplacement(replica.cells, affected.cells),
+            PartialReplacement(replica.rows, affected.rows),
+        )
+        new = build_replica(schema, merge_states(schema, [cell_replacement.removed, changed]), never, NOW)
+        assert sorted(row_replacement.apply(current_table(schema), new.rows)["k"].to_pylist()) == due

@@ -1,4 +1,4 @@
-"""A kept table is the cluster's after whatever is done to it there, or says in one line why it is not brought up."""
+"""A replica equals the cluster's table after every schema change there, or one line states why it is not updated."""
 
 from __future__ import annotations
 
@@ -28,45 +28,45 @@ INSERT = "INSERT INTO shop.t (p, k, v) VALUES ({p}, {k}, {v}) USING"
 
 
 def insert(table: LiveTable, k: int, v: int) -> None:
-    """Write a row, and log it."""
+    """Write a row and log it."""
     row = {"cdc$operation": 2, table.schema.clustering_key[0].name: k, "v": v}
     now(table, f"INSERT INTO shop.t (p, {table.schema.clustering_key[0].name}, v) VALUES (1, {k}, {v}) USING",
         {"p": 1}, row)  # fmt: skip
 
 
-def options(table: LiveTable, **said: str) -> None:
-    """Change the CDC options of the table."""
-    table.world.cdc_options("shop", "t", ttl="0", **said)
+def options(table: LiveTable, **cdc_options: str) -> None:
+    """Set the CDC options of the table."""
+    table.world.cdc_options("shop", "t", ttl="0", **cdc_options)
     table.world.schema_changed()
 
 
-def assert_right(cluster: ScyllaCluster, table: LiveTable, done: IngestResult, *, copied: bool) -> None:
-    """Hold that the lake has what `SELECT *` answers, after a copy or without one."""
+def assert_replicated(cluster: ScyllaCluster, table: LiveTable, done: IngestResult, *, copied: bool) -> None:
+    """Assert that the lake has the rows that `SELECT *` returns, and whether the run copied the table."""
     assert in_lake(cluster, table)[0] == table.rows()
     assert done.current is not None
     assert (done.current.rows, done.current.copied_now) == (len(table.rows()), copied)
 
 
-def test_a_key_that_is_renamed(cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable) -> None:
-    """What was copied, what was merged and what comes later stand under the key's new name."""
+def test_renamed_key(cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable) -> None:
+    """Copied, merged and later rows all have the key under its new name."""
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     insert(table, 2, 2)
     bring(cluster, workers, current=True)
     table.world.run("ALTER TABLE shop.t RENAME k TO place")
-    # The stand-in's log is a table like others, whose regular columns have fixed names.
+    # The stand-in's log is an ordinary table, whose regular columns have fixed names.
     table.world.run("ALTER TABLE shop.t_scylla_cdc_log DROP k")
     table.world.run("ALTER TABLE shop.t_scylla_cdc_log ADD place int")
     keep_id(table.world)
-    columns = (replace(each, name="place") if each.name == "k" else each for each in table.schema.columns)
+    columns = (replace(column, name="place") if column.name == "k" else column for column in table.schema.columns)
     table.schema = replace(table.schema, columns=tuple(columns))
     insert(table, 3, 3)
-    assert_right(cluster, table, bring(cluster, workers), copied=True)
+    assert_replicated(cluster, table, bring(cluster, workers), copied=True)
     insert(table, 2, 5)
-    assert_right(cluster, table, bring(cluster, workers), copied=False)
+    assert_replicated(cluster, table, bring(cluster, workers), copied=False)
 
 
-def test_a_table_that_is_made_anew(cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable) -> None:
-    """Nothing of the one before is left, neither of what was copied of it nor of what its log told."""
+def test_recreated_table(cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable) -> None:
+    """After a table is recreated, the replica has no row of the old table, neither copied nor from its log."""
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     insert(table, 2, 2)
     bring(cluster, workers, current=True)
@@ -75,26 +75,26 @@ def test_a_table_that_is_made_anew(cluster: ScyllaCluster, workers: TaskRunner, 
     table.world.logged_table(table.schema, Milliseconds(Clock().now_ms()))
     time.sleep(0.002)
     insert(table, 3, 3)
-    assert_right(cluster, table, bring(cluster, workers), copied=True)
+    assert_replicated(cluster, table, bring(cluster, workers), copied=True)
     insert(table, 4, 4)
-    assert_right(cluster, table, bring(cluster, workers), copied=False)
+    assert_replicated(cluster, table, bring(cluster, workers), copied=False)
 
 
 @pytest.mark.parametrize("kind", ["frozen<grown_whole>", "grown_apart"])
-def test_a_type_that_gets_a_field(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, kind: str) -> None:
-    """Values from before it, of the copy and of the log, and those that have it."""
-    name, apart = kind.removeprefix("frozen<").rstrip(">"), "<" not in kind
-    made = f"CREATE TYPE shop.{name} (a int, b text);"
+def test_type_with_an_added_field(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, kind: str) -> None:
+    """The replica has values from before and after a field was added to their type, from the copy and the log."""
+    name, multicell = kind.removeprefix("frozen<").rstrip(">"), "<" not in kind
+    create_type = f"CREATE TYPE shop.{name} (a int, b text);"
     columns = f"p int, k int, v int, u {kind}, PRIMARY KEY (p, k)"
     ddl = f"CREATE TABLE shop.t ({columns}) WITH cdc = {{'enabled': 'true', 'ttl': '0'}};"
-    standin.proxy.collections = {"u"} if apart else set()
-    standin.world.run(made.rstrip(";").replace("TYPE", "TYPE IF NOT EXISTS"))
+    standin.proxy.collections = {"u"} if multicell else set()
+    standin.world.run(create_type.rstrip(";").replace("TYPE", "TYPE IF NOT EXISTS"))
     first = {FIRST_MS: description(time_uuid(FIRST_MS))}
-    table = LiveTable(standin.world, defined(made + ddl), first, random.Random(7)).make()
-    gone: dict[str, Any] = {"cdc$deleted_u": True} if apart else {}
+    table = LiveTable(standin.world, defined(create_type + ddl), first, random.Random(7)).make()
+    deleted_value: dict[str, Any] = {"cdc$deleted_u": True} if multicell else {}
 
     def write(k: int, text: str, *value: Any) -> None:
-        row = {"cdc$operation": 2, "k": k, "u": value, **gone}
+        row = {"cdc$operation": 2, "k": k, "u": value, **deleted_value}
         now(table, f"INSERT INTO shop.t (p, k, u) VALUES (1, {k}, {text}) USING", {"p": 1}, row)
 
     old(table, "INSERT INTO shop.t (p, k, u) VALUES (1, 1, {a: 1, b: 'x'}) USING")
@@ -103,13 +103,13 @@ def test_a_type_that_gets_a_field(standin: StandIn, cluster: ScyllaCluster, work
     bring(cluster, workers, current=True)
     standin.world.run(f"ALTER TYPE shop.{name} ADD c int")
     keep_id(standin.world)
-    table.schema = defined(made.replace(")", ", c int)") + ddl)
+    table.schema = defined(create_type.replace(")", ", c int)") + ddl)
     write(3, "{a: 4, b: 'z', c: 5}", 4, "z", 5)
     done = bring(cluster, workers)
     assert done.current is not None
-    assert_right(cluster, table, done, copied=done.current.copied_now)
+    assert_replicated(cluster, table, done, copied=done.current.copied_now)
     write(2, "{a: 6, c: 7}", 6, None, 7)
-    assert_right(cluster, table, bring(cluster, workers), copied=False)
+    assert_replicated(cluster, table, bring(cluster, workers), copied=False)
 
 
 NO_LOG = {
@@ -119,10 +119,11 @@ NO_LOG = {
 
 
 @pytest.mark.parametrize(("said", "why"), NO_LOG.values(), ids=NO_LOG)
-def test_a_table_whose_log_tells_no_values_stays_as_it_was(
+def test_replica_stays_unchanged_while_the_log_has_no_values(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, said: dict[str, str], why: str
 ) -> None:
-    """It says so, and as of when it is, each time; it is copied anew once the log tells all again."""
+    """Each run reports the reason and the replica's time."""
+    # Once the log has values again, the next run copies the table.
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     before = bring(cluster, workers, current=True).current
     assert before is not None
@@ -131,39 +132,39 @@ def test_a_table_whose_log_tells_no_values_stays_as_it_was(
         old(table, f"INSERT INTO shop.t (p, k, v) VALUES (1, 2, {value}) USING".replace("USING", "USING "))
         if "delta" in said:
             table.log({"p": 1}, Clock().now_us(), [{"cdc$operation": 2, "k": 2}])
-        told: list[str] = []
-        done = bring(cluster, workers, on_message=told.append)
+        messages: list[str] = []
+        done = bring(cluster, workers, on_message=messages.append)
         assert done.current is None
-        (line,) = [each for each in told if why in each]
+        (line,) = [line for line in messages if why in line]
         assert format_us(before.as_of_us) in line
     options(table)
     insert(table, 3, 3)
-    assert_right(cluster, table, bring(cluster, workers), copied=True)
+    assert_replicated(cluster, table, bring(cluster, workers), copied=True)
     insert(table, 4, 4)
-    assert_right(cluster, table, bring(cluster, workers), copied=False)
+    assert_replicated(cluster, table, bring(cluster, workers), copied=False)
 
 
-def _off_and_on(table: LiveTable) -> None:
+def _switch_cdc_off_and_on(table: LiveTable) -> None:
     options(table, enabled="false")
     old(table, UNLOGGED)
     options(table)
 
 
-def _keys_and_values(table: LiveTable) -> None:
+def _log_keys_and_values_again(table: LiveTable) -> None:
     options(table, delta="keys")
     old(table, UNLOGGED)
     table.log({"p": 1}, Clock().now_us(), [{"cdc$operation": 2, "k": 2}])
     options(table)
 
 
-def _column_goes_and_comes(table: LiveTable) -> None:
+def _drop_and_add_column(table: LiveTable) -> None:
     for name in ("shop.t", "shop.t_scylla_cdc_log"):
         table.world.run(f"ALTER TABLE {name} DROP v")
         table.world.run(f"ALTER TABLE {name} ADD v int")
     keep_id(table.world)
 
 
-def _off_while_a_column_comes(table: LiveTable) -> None:
+def _add_column_while_cdc_is_off(table: LiveTable) -> None:
     options(table, enabled="false")
     table.world.run("ALTER TABLE shop.t ADD w int")
     table.world.run('ALTER TABLE shop.t_scylla_cdc_log ADD (w int, "cdc$deleted_w" boolean)')
@@ -175,30 +176,31 @@ def _off_while_a_column_comes(table: LiveTable) -> None:
 
 
 UNLOGGED = "INSERT INTO shop.t (p, k, v) VALUES (1, 2, 2) USING"
-CAME_AND_WENT = {
-    "CDC off and on": _off_and_on,
-    "keys alone and values again": _keys_and_values,
-    "a column dropped and added": _column_goes_and_comes,
-    "CDC off and on around a new column": _off_while_a_column_comes,
+TEMPORARY_CHANGES = {
+    "CDC off and on": _switch_cdc_off_and_on,
+    "keys alone and values again": _log_keys_and_values_again,
+    "a column dropped and added": _drop_and_add_column,
+    "CDC off and on around a new column": _add_column_while_cdc_is_off,
 }
 
 
 @pytest.mark.grid("changes between two observations", 2)
-@pytest.mark.parametrize("happens", CAME_AND_WENT.values(), ids=CAME_AND_WENT)
-def test_what_came_and_went_between_two_looks_is_told_and_copied_again(
+@pytest.mark.parametrize("happens", TEMPORARY_CHANGES.values(), ids=TEMPORARY_CHANGES)
+def test_temporary_change_between_two_observations_is_reported_and_copied(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, happens: Callable[[LiveTable], None]
 ) -> None:
-    """Once, by the time at which the table was altered last; whoever asks what its log lacks hears of it too."""
+    """The table's last alteration time reveals the change: one message, one copy."""
+    # `verify-interval` names the gap, too.
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     before = bring(cluster, workers, current=True)
     happens(table)
-    told: list[str] = []
+    messages: list[str] = []
     insert(table, 3, 3)
-    assert_right(cluster, table, bring(cluster, workers, on_message=told.append), copied=True)
+    assert_replicated(cluster, table, bring(cluster, workers, on_message=messages.append), copied=True)
     insert(table, 4, 4)
-    done = bring(cluster, workers, on_message=told.append)
-    assert_right(cluster, table, done, copied=False)
-    (line,) = [each for each in told if "looks as before" in each]
+    done = bring(cluster, workers, on_message=messages.append)
+    assert_replicated(cluster, table, done, copied=False)
+    (line,) = [each for each in messages if "looks as before" in each]
     assert line.startswith(f"shop.t was altered between {format_us(before.position_us)} and 20")
     (gap,) = gaps.describe_gaps(Lake(cluster.open_home().lake))
     assert gap.startswith(f"shop.t was altered between {format_us(before.position_us)} and 20")
@@ -208,12 +210,12 @@ def test_what_came_and_went_between_two_looks_is_told_and_copied_again(
         assert ("✓ the log was enabled for all writes" in answer.stdout) == whole, answer.stdout + answer.stderr
 
 
-def test_a_table_that_was_altered_and_looks_as_before_is_history(
+def test_alteration_without_a_visible_change_is_in_history(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
 ) -> None:
-    """With the time of the cluster; `observe` tells of it as of any change."""
+    """`observe` records such an alteration like any other change, with the cluster's time."""
     bring(cluster, workers)
-    _off_and_on(table)
+    _switch_cdc_off_and_on(table)
     assert run("--home", cluster.home.parent.parent, "observe", "prod").exit_code == 0
     *_, last = run("--home", cluster.home, "history", "--cluster", "--json").rows
     assert last["who"] == "table shop.t"
@@ -221,19 +223,19 @@ def test_a_table_that_was_altered_and_looks_as_before_is_history(
     assert last["what"].endswith(", and looks as before")
 
 
-def test_a_column_that_comes_back_has_nothing_of_the_one_before(
+def test_recreated_column_has_no_values_of_the_dropped_one(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
 ) -> None:
-    """Whatever the table is copied anew for later on: the lake's log still has what was written to that one."""
+    """This holds for later copies too, although the lake's log still has the values written to the dropped column."""
     insert(table, 1, 1)
     bring(cluster, workers, current=True)
-    columns = {each.name: each for each in table.schema.columns}
-    for what, name, kind in (("DROP", "v", ""), ("ADD", "v", "int"), ("DROP", "l", "")):
-        table.world.run(f"ALTER TABLE shop.t {what} {name} {kind}")
-        table.world.run(f"ALTER TABLE shop.t_scylla_cdc_log {what} {name} {kind}")
+    columns = {column.name: column for column in table.schema.columns}
+    for change, name, kind in (("DROP", "v", ""), ("ADD", "v", "int"), ("DROP", "l", "")):
+        table.world.run(f"ALTER TABLE shop.t {change} {name} {kind}")
+        table.world.run(f"ALTER TABLE shop.t_scylla_cdc_log {change} {name} {kind}")
         keep_id(table.world)
-        kept = [each for each in table.schema.columns if each.name != name]
-        table.schema = replace(table.schema, columns=(*kept, *([columns[name]] if kind else [])))
+        remaining = [column for column in table.schema.columns if column.name != name]
+        table.schema = replace(table.schema, columns=(*remaining, *([columns[name]] if kind else [])))
         done = bring(cluster, workers)
         assert in_lake(cluster, table)[0] == table.rows()
     assert done.current is not None
@@ -241,10 +243,10 @@ def test_a_column_that_comes_back_has_nothing_of_the_one_before(
     table.world.run('ALTER TABLE shop.t_scylla_cdc_log DROP ("cdc$deleted_l", "cdc$deleted_elements_l")')
     keep_id(table.world)
     insert(table, 2, 2)
-    assert_right(cluster, table, bring(cluster, workers), copied=False)
+    assert_replicated(cluster, table, bring(cluster, workers), copied=False)
 
 
-SEEN = {
+OTHER_CHANGES = {
     "a comment": "ALTER TABLE shop.t WITH comment = 'said'",
     "an index": "CREATE INDEX IF NOT EXISTS by_value ON shop.t (v)",
     "a TTL of writes": "ALTER TABLE shop.t WITH default_time_to_live = 86400",
@@ -252,28 +254,28 @@ SEEN = {
 
 
 @pytest.mark.grid("changes seen by a second observation", 1)
-@pytest.mark.parametrize("statement", SEEN.values(), ids=SEEN)
-def test_what_the_second_look_shows_is_no_gap(
+@pytest.mark.parametrize("statement", OTHER_CHANGES.values(), ids=OTHER_CHANGES)
+def test_change_of_another_property_is_no_gap(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, statement: str
 ) -> None:
-    """Other properties and indexes are written with the table's row: nothing is copied for them, nor told."""
+    """Changed properties and indexes are written with the table's row; they cause no copy and no message."""
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     bring(cluster, workers, current=True)
     table.world.run(statement)
     table.world.altered("shop", "t")
     table.world.schema_changed()
-    told: list[str] = []
-    bring(cluster, workers, on_message=told.append)
+    messages: list[str] = []
+    bring(cluster, workers, on_message=messages.append)
     insert(table, 3, 3)
-    assert_right(cluster, table, bring(cluster, workers, on_message=told.append), copied=False)
-    assert told == []
+    assert_replicated(cluster, table, bring(cluster, workers, on_message=messages.append), copied=False)
+    assert messages == []
 
 
-def test_a_view_that_comes_and_goes_is_no_gap(cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable) -> None:
-    """ScyllaDB writes the row of its base table with both, which Cassandra does not."""
+def test_created_and_dropped_view_is_no_gap(cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable) -> None:
+    """ScyllaDB, unlike Cassandra, writes the row of the base table when a view is created or dropped."""
     bring(cluster, workers, current=True)
     keys = "p IS NOT NULL AND k IS NOT NULL PRIMARY KEY (k, p)"
-    told: list[str] = []
+    messages: list[str] = []
     for statement in (
         f"CREATE MATERIALIZED VIEW shop.by_k AS SELECT p, k FROM shop.t WHERE {keys}",
         "DROP MATERIALIZED VIEW shop.by_k",
@@ -281,19 +283,19 @@ def test_a_view_that_comes_and_goes_is_no_gap(cluster: ScyllaCluster, workers: T
         table.world.run(statement)
         table.world.altered("shop", "t")
         table.world.schema_changed()
-        bring(cluster, workers, on_message=told.append)
+        bring(cluster, workers, on_message=messages.append)
     insert(table, 3, 3)
-    assert_right(cluster, table, bring(cluster, workers, on_message=told.append), copied=False)
-    assert told == []
+    assert_replicated(cluster, table, bring(cluster, workers, on_message=messages.append), copied=False)
+    assert messages == []
 
 
 @pytest.mark.grid("logs without values", 2)
 @pytest.mark.parametrize("asked", ["--current", "--recopy"])
 @pytest.mark.parametrize(("said", "why"), NO_LOG.values(), ids=NO_LOG)
-def test_whoever_asks_for_a_table_whose_log_tells_no_values_is_refused(
+def test_replication_without_logged_values_is_refused(
     cluster: ScyllaCluster, table: LiveTable, said: dict[str, str], why: str, asked: str
 ) -> None:
-    """In one line, and nothing is copied; the log itself comes in without it."""
+    """One line refuses the request and nothing is copied; an ingest of the log alone succeeds."""
     options(table, **said)
     home = cluster.home.parent.parent
     answer = run("--home", home, "ingest", "prod", "shop.t", asked, "--confidence", "0")

@@ -1,4 +1,7 @@
-"""Alternator's tables on the stand-in: attributes decoded in log, replica, views and copies; names with `-` and `.`."""
+"""Alternator tables on the stand-in have decoded attributes in log, replica, views and copies.
+
+Their names may have `-` and `.`.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ from cdc_platform.scylla import ScyllaCluster, registry
 pytestmark = pytest.mark.cassandra
 
 NAMES = ["abc", "my-table", "my.table.v2", "My-Orders.2026"]
-TEN: dict[str, Attribute] = {
+ALL_TYPES: dict[str, Attribute] = {
     "s": ("S", 'it\'s "so"'),
     "n": ("N", Decimal("1.10")),
     "b": ("B", b"\x00\xff"),
@@ -46,13 +49,13 @@ TEN: dict[str, Attribute] = {
 }
 """One attribute of each of DynamoDB's types."""
 Item = Mapping[str, Attribute]
-Anything = Mapping[str, Attribute | bytes]
+RawItem = Mapping[str, Attribute | bytes]
 """Attributes, some as the bytes that are stored."""
 
 
 @dataclass
 class AlternatorTable:
-    """A table as `CreateTable` makes it, and writes to it as Alternator makes them, each with its log rows."""
+    """A table as `CreateTable` creates it, with Alternator's writes and their log rows."""
 
     standin: StandIn
     name: str
@@ -90,18 +93,18 @@ class AlternatorTable:
 
     @property
     def written(self) -> str:
-        """As the command line reads it."""
+        """Return the name in the command line's form."""
         return f'"{self.keyspace}"."{self.name}"'
 
     @property
     def schema(self) -> TableSchema:
-        """As the home defines it."""
+        """Return the schema in the home."""
         return TableSchema(
             self.keyspace, self.name, (*self.table.schema.columns[:2], Column(":attrs", MapType(TEXT, TEXT)))
         )
 
-    def put(self, p: str, c: str, item: Anything, before: Item | None = None) -> None:
-        """PutItem: a row marker, all attributes, and a deletion of all others just before."""
+    def put(self, p: str, c: str, item: RawItem, before: Item | None = None) -> None:
+        """Run PutItem: a row marker, all attributes, and a deletion of all others just before."""
         at = Clock().now_us()
         attributes = _stored(item)
         cells = ", ".join(f"{_quoted(name)}: 0x{value.hex()}" for name, value in attributes.items())
@@ -112,7 +115,7 @@ class AlternatorTable:
         self._log(p, c, at, {"cdc$operation": 2} | changed, before, item if self.images else None)
 
     def update(self, p: str, c: str, item: Item, removed: set[str], before: Item | None = None) -> None:
-        """UpdateItem: some attributes are set, some removed."""
+        """Run UpdateItem, which sets some attributes and removes others."""
         at = Clock().now_us()
         where = f"WHERE p = {_quoted(p)} AND c = {c}"
         sets = [f'":attrs"[{_quoted(name)}] = 0x{value.hex()}' for name, value in _stored(item).items()]
@@ -123,7 +126,7 @@ class AlternatorTable:
         self._log(p, c, at, {"cdc$operation": 1} | changed, before, after if self.images else None)
 
     def delete(self, p: str, c: str, before: Item | None = None) -> None:
-        """DeleteItem."""
+        """Run DeleteItem."""
         at = Clock().now_us()
         self._run(f"DELETE FROM {self._place} USING TIMESTAMP {at} WHERE p = {_quoted(p)} AND c = {c}")
         self._log(p, c, at, {"cdc$operation": 3}, before, None)
@@ -135,7 +138,7 @@ class AlternatorTable:
         at: int,
         change: dict[str, Any],
         before: Item | None,
-        after: Anything | None,
+        after: RawItem | None,
     ) -> None:
         key = {"c": Decimal(c)}
         if self.delta == "keys":
@@ -155,7 +158,7 @@ class AlternatorTable:
         self.standin.world.run(text)
 
 
-def _stored(item: Anything) -> dict[str, bytes]:
+def _stored(item: RawItem) -> dict[str, bytes]:
     return {name: value if isinstance(value, bytes) else encode_attribute(value) for name, value in item.items()}
 
 
@@ -165,34 +168,34 @@ def _quoted(text: str) -> str:
 
 def bring(cluster: ScyllaCluster, table: AlternatorTable, workers: TaskRunner, **options: Any) -> IngestResult:
     """Ingest up to now."""
-    again = registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name)
-    return ingest_table(again, Clock(), table.keyspace, table.name, workers, policy=AT_ONCE, **options)
+    current = registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name)
+    return ingest_table(current, Clock(), table.keyspace, table.name, workers, policy=AT_ONCE, **options)
 
 
 def lake_of(cluster: ScyllaCluster) -> Lake:
-    """The lake of the cluster's home."""
+    """Return the lake of the cluster's home."""
     return Lake(cluster.open_home().lake)
 
 
-def shown(attributes: Any) -> dict[str, Any]:
-    """The attributes of a row in the lake, as Python has their JSON."""
+def parse_attributes(attributes: Any) -> dict[str, Any]:
+    """Return the attributes of a row in the lake as parsed JSON."""
     return {name: json.loads(text) for name, text in attributes or ()}
 
 
-def expected(item: Item) -> dict[str, Any]:
-    """The JSON of the attributes, as Python has it."""
+def expected_json(item: Item) -> dict[str, Any]:
+    """Return the expected JSON of the attributes."""
     return {name: as_json(value) for name, value in item.items()}
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_table_is_ingested_with_all_ten_types(
+def test_table_is_ingested_with_all_ten_types(
     name: str, standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
 ) -> None:
-    """By every name: log, replica, changes and items, by the command line as people type it."""
+    """Log, replica, changes and items work for every kind of name, with the commands that users type."""
     table = AlternatorTable(standin, name)
     table.put("old", "1", {"s": ("S", "before the log")})
     bring(cluster, table, workers, current=True)
-    table.put("x", "1.5", TEN)
+    table.put("x", "1.5", ALL_TYPES)
     table.update("x", "1.5", {"n": ("N", Decimal("12")), "new": ("S", "y")}, {"s", "bs"})
     table.put("gone", "0", {})
     table.delete("gone", "0")
@@ -200,23 +203,28 @@ def test_a_table_is_ingested_with_all_ten_types(
     assert result.table == table.full_name
     lake = lake_of(cluster)
     log = lake.read(log_table(table.schema)).sort_by("cdc$timestamp").to_pylist()
-    assert [shown(row[":attrs"]) for row in log[1:3]] == [expected(TEN), {"n": {"N": "12"}, "new": {"S": "y"}}]
+    assert [parse_attributes(row[":attrs"]) for row in log[1:3]] == [
+        expected_json(ALL_TYPES),
+        {"n": {"N": "12"}, "new": {"S": "y"}},
+    ]
     assert [row["cdc$deleted_elements_:attrs"] for row in log[1:3]] == [None, ["bs", "s"]]
-    now = {n: v for n, v in {**TEN, "n": ("N", Decimal("12")), "new": ("S", "y")}.items() if n not in ("s", "bs")}
-    rows = {row["p"]: shown(row[":attrs"]) for row in lake.read(current_table(table.schema)).to_pylist()}
-    assert rows == {"old": {"s": {"S": "before the log"}}, "x": expected(now)}
+    current = {
+        n: v for n, v in {**ALL_TYPES, "n": ("N", Decimal("12")), "new": ("S", "y")}.items() if n not in ("s", "bs")
+    }
+    rows = {row["p"]: parse_attributes(row[":attrs"]) for row in lake.read(current_table(table.schema)).to_pylist()}
+    assert rows == {"old": {"s": {"S": "before the log"}}, "x": expected_json(current)}
     home = Path(cluster.at)
     query = f'SELECT p, item FROM "{table.keyspace}"."{table.name}$items" ORDER BY p'
     items = run("--home", home, "sql", query, "--json")
     assert items.exit_code == 0, items.stderr
-    assert json.loads(items.rows[1]["item"]) == {"p": {"S": "x"}, "c": {"N": "1.5"}, **expected(now)}
+    assert json.loads(items.rows[1]["item"]) == {"p": {"S": "x"}, "c": {"N": "1.5"}, **expected_json(current)}
     query = f'SELECT op, removed_attributes AS r FROM "{table.keyspace}"."{table.name}$changes" ORDER BY ts'
     changes = run("--home", home, "sql", query, "--json").rows
     assert [(row["op"], row["r"]) for row in changes][1:3] == [("c", None), ("u", ["bs", "s"])]
 
 
 def test_images_of_a_stream_are_items(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
-    """As DynamoDB's API enables a stream: keys and images; a replica is refused with the statement that helps."""
+    """DynamoDB's API enables keys and images; a replica is refused with the statement that enables it."""
     table = AlternatorTable(standin, "my.table.v2", delta="keys", images=True)
     first: Item = {"a": ("S", "1"), "b": ("SS", ["x"])}
     table.put("p", "1", first)
@@ -246,12 +254,12 @@ def test_images_of_a_stream_are_items(standin: StandIn, cluster: ScyllaCluster, 
         ("c", True, ["a"]),
         ("d", True, None),
     ]
-    one, two, three = ({**key, **expected(item)} for item in (first, second, {"d": ("BOOL", False)}))
-    assert items == [(None, one), (one, two), (two, three), (three, None)]
+    item_1, item_2, item_3 = ({**key, **expected_json(item)} for item in (first, second, {"d": ("BOOL", False)}))
+    assert items == [(None, item_1), (item_1, item_2), (item_2, item_3), (item_3, None)]
 
 
-def test_attributes_are_columns_left_out_or_hashed(standin: StandIn, tmp_path: Path, workers: TaskRunner) -> None:
-    """As `cluster add` declares them; a value of another type is listed, and nothing of a left-out one is stored."""
+def test_attributes_are_declared_left_out_or_hashed(standin: StandIn, tmp_path: Path, workers: TaskRunner) -> None:
+    """`cluster add` declares them; a value of another type is listed, and no byte of a left-out attribute is stored."""
     key = tmp_path / "hash.key"
     key.write_bytes(b"0123456789abcdef")
     key.chmod(0o600)
@@ -292,23 +300,23 @@ def test_attributes_are_columns_left_out_or_hashed(standin: StandIn, tmp_path: P
     assert not any(secret in text for text in texts for secret in (b"secret photo", b"secret mail"))
 
 
-def test_declarations_are_views_alone(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
-    """Registering with other declarations is no change of the table; with other rules it is refused as ever."""
+def test_declarations_affect_only_views(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """Registering with other declarations does not change the table; other rules are refused."""
     table = AlternatorTable(standin, "abc")
     table.put("p", "1", {"n": ("N", Decimal(1))})
     bring(cluster, table, workers, current=True)
     home = open_home_location(cluster.home.parent.parent)
     registry.remove_cluster(home, "prod")
     declared = standin.connection(attribute_types=("alternator_abc.abc.n=N",))
-    again = registry.add_cluster(home, "prod", declared)
+    redeclared = registry.add_cluster(home, "prod", declared)
     observed = run("--home", home.name, "observe", "prod")
     assert observed.exit_code == 0, observed.stderr
-    result = bring(again, table, workers)
+    result = bring(redeclared, table, workers)
     assert result.current is not None
     assert not result.current.copied_now
     assert not any(gap.is_open for gap in result.gaps)
     query = 'SELECT n FROM alternator_abc."abc$items"'
-    assert run("--home", again.at, "sql", query, "--json").rows == [{"n": "1"}]
+    assert run("--home", redeclared.at, "sql", query, "--json").rows == [{"n": "1"}]
     registry.remove_cluster(home, "prod")
     registry.add_cluster(home, "prod", standin.connection(attribute_types=("shop.orders.n=N",)))
     refused = run("--home", home.name, "observe", "prod")
@@ -316,10 +324,8 @@ def test_declarations_are_views_alone(standin: StandIn, cluster: ScyllaCluster, 
     assert "shop.orders has no attributes: it is no table of Alternator" in refused.stderr
 
 
-def test_values_outside_of_the_format_are_reported(
-    standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
-) -> None:
-    """By name and number, and stored with their bytes."""
+def test_undecodable_values_are_reported(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """The message has names and counts, and the values are stored with their bytes."""
     table = AlternatorTable(standin, "abc")
     table.put("p", "1", {"good": encode_attribute(("S", "x")), "odd": b"\x09odd", "empty": b""})
     lines: list[str] = []
@@ -328,11 +334,13 @@ def test_values_outside_of_the_format_are_reported(
     assert line.startswith("2 attribute values of alternator_abc.abc do not follow Alternator's format")
     assert '"odd" (1)' in line
     (row,) = lake_of(cluster).read(log_table(table.schema)).to_pylist()
-    assert shown(row[":attrs"])["odd"] == {"undecoded": {"reason": "unknown type byte 9", "bytes": "CW9kZA=="}}
+    assert parse_attributes(row[":attrs"])["odd"] == {
+        "undecoded": {"reason": "unknown type byte 9", "bytes": "CW9kZA=="}
+    }
 
 
-def test_a_home_with_blobs_keeps_them(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
-    """One that an earlier release observed: its columns stay, also if the cluster is registered again."""
+def test_home_with_blobs_preserves_them(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """The columns of an earlier release's home stay, also if the cluster is registered again."""
     home = open_home_location(cluster.home.parent.parent)
     for file in (cluster.home / "columns.json", cluster.home / "cluster.json"):
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -343,32 +351,32 @@ def test_a_home_with_blobs_keeps_them(standin: StandIn, cluster: ScyllaCluster, 
     table.put("p", "1", {"a": ("S", "x")})
     bring(old, table, workers, current=True)
     registry.remove_cluster(home, "prod")
-    again = registry.add_cluster(home, "prod", standin.connection())
-    assert not again.connection.decode_attributes
+    registered = registry.add_cluster(home, "prod", standin.connection())
+    assert not registered.connection.decode_attributes
     table.put("p", "2", {"a": ("S", "y")})
-    assert bring(again, table, workers).rows == 1
-    raw = lake_of(again).read(log_table(table.table.schema))
+    assert bring(registered, table, workers).rows == 1
+    raw = lake_of(registered).read(log_table(table.table.schema))
     assert sorted(dict(row)["a"] for row in raw[":attrs"].to_pylist()) == [b"\x00x", b"\x00y"]
-    answer = run("--home", again.at, "sql", 'SELECT * FROM alternator_abc."abc$items"')
+    answer = run("--home", registered.at, "sql", 'SELECT * FROM alternator_abc."abc$items"')
     assert (answer.exit_code, "there is no table" in answer.stderr) == (2, True)
 
 
-def test_the_example_of_the_page_runs(standin: StandIn, tmp_path: Path) -> None:
-    """From registration to its queries, with the stand-in's address and login, and without a confidence window."""
+def test_example_in_the_docs_runs(standin: StandIn, tmp_path: Path) -> None:
+    """It runs from registration to queries, with the stand-in's address and login and without a confidence window."""
     table = AlternatorTable(standin, "my-orders")
     item: Item = {"price": ("N", Decimal("9.90")), "photo": ("B", b"\xff")}
     table.put("ada", "1", item)
     page = (Path(__file__).parents[2] / "docs" / "alternator.md").read_text(encoding="utf-8")
     words = shlex.split(page.partition("```sh\n")[2].partition("```")[0].replace("\\\n", " "))
-    starts = [place for place, word in enumerate(words) if word in ("cdc-platform", "cd")]
+    starts = [index for index, word in enumerate(words) if word in ("cdc-platform", "cd")]
     lines = [words[start:end] for start, end in pairwise([*starts, len(words)])]
-    more = {"cluster": ["--user-env", USER, "--password-env", PASSWORD], "ingest": ["--confidence", "0"]}
+    extra = {"cluster": ["--user-env", USER, "--password-env", PASSWORD], "ingest": ["--confidence", "0"]}
     answers = []
     for _, *line in (line for line in lines if line[0] != "cd"):
         home = tmp_path / "home" / ("clusters/prod" if line[:2] == ["--home", "."] else "")
-        rest = line[2:] if line[0] == "--home" else line
-        placed = [f"127.0.0.1:{standin.proxy.port}" if word == "10.0.0.1:9042" else word for word in rest]
-        answers.append(run("--home", home, *placed, *more.get(rest[0], ["--json"])))
+        arguments = line[2:] if line[0] == "--home" else line
+        words_to_run = [f"127.0.0.1:{standin.proxy.port}" if word == "10.0.0.1:9042" else word for word in arguments]
+        answers.append(run("--home", home, *words_to_run, *extra.get(arguments[0], ["--json"])))
         assert answers[-1].exit_code == 0, (line, answers[-1].stderr)
     items, changes = (answer.rows for answer in answers[-2:])
     assert [row["price"] for row in items] == ["9.9"]

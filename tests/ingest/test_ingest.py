@@ -1,4 +1,7 @@
-"""The log of a live cluster comes into the lake, each row once: over switches, by either way, and whoever fails."""
+"""An ingest copies each row of a live CDC log into the lake once, over switches and failures.
+
+Streams and token ranges give the same rows.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,10 @@ pytestmark = pytest.mark.cassandra
 
 
 @pytest.mark.parametrize("way", ["streams", "ranges"])
-def test_every_row_comes_once_over_a_switch(
+def test_each_row_is_ingested_once_over_a_switch(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner, way: str
 ) -> None:
-    """Rows at the borders of both generations and of the horizon; the newest wait, and nothing comes a second time."""
+    """Rows at the borders of both generations and of the horizon arrive once; newer rows wait for a later run."""
     horizon = NOW_US - 30 * SECOND_US
     times = [FIRST_US, FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 1, horizon, horizon + 1]
     rows = log.write(times)
@@ -62,29 +65,29 @@ def test_every_row_comes_once_over_a_switch(
     assert standin.proxy.refused == []
 
 
-def test_a_cluster_that_fails_now_and_then_loses_and_doubles_nothing(
+def test_no_row_is_lost_or_doubled_by_an_unreliable_cluster(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """Overloads, timeouts and nodes that go down between requests: all rows come, in the end each once."""
-    log.write([FIRST_US + place for place in range(500)])
+    """Each row arrives once despite overloads, timeouts and nodes that go down between requests."""
+    log.write([FIRST_US + offset for offset in range(500)])
     bring(cluster, workers, FIRST_US + 31 * SECOND_US)
-    log.write([SWITCH_US + place for place in range(500)])
+    log.write([SWITCH_US + offset for offset in range(500)])
     standin.proxy.faults.error_rate = 0.1
     standin.proxy.faults.errors = [OVERLOADED, READ_TIMEOUT]
     standin.proxy.kill(2)
-    told: list[str] = []
-    bring(cluster, workers, told=told, way="streams")
+    messages: list[str] = []
+    bring(cluster, workers, told=messages, way="streams")
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
-    assert [line for line in told if "127.0.0.3" in line]
+    assert [line for line in messages if "127.0.0.3" in line]
 
 
 def test_requests_and_retries_are_counted_with_the_rows(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """The totals over all runs are in the log's own commits, and a page that fails twice is two retries."""
-    log.write([FIRST_US + place for place in range(500)])
+    """The log's own commits have the totals over all runs; a page that fails twice counts as two retries."""
+    log.write([FIRST_US + offset for offset in range(500)])
     first = bring(cluster, workers, FIRST_US + 31 * SECOND_US)
-    log.write([SWITCH_US + place for place in range(500)])
+    log.write([SWITCH_US + offset for offset in range(500)])
     faults = standin.proxy.faults
     faults.pages_asked, faults.meanwhile = 0, {1: lambda: faults.errors.extend([OVERLOADED, READ_TIMEOUT])}
     second = bring(cluster, workers, way="streams")
@@ -98,8 +101,8 @@ def test_requests_and_retries_are_counted_with_the_rows(
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
 
 
-def test_rows_that_come_late_are_found_once(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
-    """Written behind the confidence window with an old timestamp: the second reading merges and counts them."""
+def test_second_pass_adds_late_rows_once(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
+    """The second pass merges and counts rows with old timestamps that were written behind the confidence window."""
     log.write([FIRST_US + 1, SWITCH_US + 1])
     bring(cluster, workers)
     log.write([FIRST_US + 2, SWITCH_US + 2], v=[7, 8])
@@ -114,10 +117,11 @@ def test_rows_that_come_late_are_found_once(cluster: ScyllaCluster, log: LiveLog
     assert lake_of(cluster).transaction(log_table(log.schema), LATE) == 2
 
 
-def test_after_a_long_stop_what_was_never_read_comes_first(
+def test_unread_windows_precede_the_second_pass_after_a_long_stop(
     cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """It dies first: windows are read a second time after it, and before it only where all that is new is young."""
+    """Unread windows come before the second pass, because their rows expire first."""
+    # The second pass precedes them only if all unread rows are recent.
     policy = ReadPolicy(
         second_pass_after_us=Microseconds(600 * SECOND_US), second_pass_every_us=Microseconds(SECOND_US)
     )
@@ -136,10 +140,10 @@ def test_after_a_long_stop_what_was_never_read_comes_first(
 
 
 @pytest.mark.parametrize("point", ["before-sink", "after-sink"])
-def test_a_reader_that_is_killed_goes_on_where_it_was(
+def test_run_after_a_kill_continues_at_the_position(
     cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner, point: str
 ) -> None:
-    """Before its commit, and between the commit and the position: the next one has every row once, and no other."""
+    """The run after a kill, before the commit or between commit and position, has each row once and no other."""
     log.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US + 1])
     home = str(cluster.home.parent.parent)
     command = [sys.executable, "-m", "cdc_platform", "--home", home, "ingest", "prod", "shop.t"]
@@ -152,8 +156,10 @@ def test_a_reader_that_is_killed_goes_on_where_it_was(
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
 
 
-def test_an_altered_table_goes_on(standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
-    """A column comes, without the schema saying so; it goes, another comes, and a key is renamed."""
+def test_ingest_follows_an_altered_table(
+    standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
+) -> None:
+    """An ingest follows added and dropped columns and a renamed key, even if no schema change is announced."""
     log.write([FIRST_US + 1], v=[7])
     bring(cluster, workers, FIRST_US + 60 * SECOND_US)
     world, name = standin.world, "shop.t_scylla_cdc_log"
@@ -171,7 +177,7 @@ def test_an_altered_table_goes_on(standin: StandIn, cluster: ScyllaCluster, log:
     world.run("ALTER TABLE shop.t ADD x blob")
     world.run(f'ALTER TABLE {name} ADD (x blob, "cdc$deleted_x" boolean)')
     world.run("ALTER TABLE shop.t RENAME k TO key")
-    # The stand-in's log is a table like others, whose regular columns have fixed names.
+    # The stand-in's log is an ordinary table, whose regular columns have fixed names.
     world.run(f"ALTER TABLE {name} DROP k")
     world.run(f"ALTER TABLE {name} ADD key int")
     log.schema = defined(DDL.replace("v int,", "v int, x blob,").replace("k ", "key ").replace("k)", "key)"))
@@ -179,17 +185,17 @@ def test_an_altered_table_goes_on(standin: StandIn, cluster: ScyllaCluster, log:
     world.schema_changed()
     bring(cluster, workers)
     table = log_table(log.schema)
-    found = Lake(cluster.open_home().lake).read(table, ["key", "v", "x"])
-    assert sorted(found["key"].to_pylist()) == [0, 0, 3]
-    assert sorted(found["v"].to_pylist()) == [7, 8, 10]
+    rows = Lake(cluster.open_home().lake).read(table, ["key", "v", "x"])
+    assert sorted(rows["key"].to_pylist()) == [0, 0, 3]
+    assert sorted(rows["v"].to_pylist()) == [7, 8, 10]
     assert {"w", "x", "key"} <= set(lake_of(cluster).stored_schema(table).names)
     assert "k" not in lake_of(cluster).stored_schema(table).names
 
 
-def test_a_column_that_comes_back_with_another_type_stands_beside_the_old_one(
+def test_old_values_of_a_retyped_column_move_to_another_column(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """The old values stay under a name that says until when they were; the new ones have the column's name."""
+    """The new values have the column's name; the old ones have a name that states until when they were valid."""
     log.write([FIRST_US + 1], v=[7])
     bring(cluster, workers, FIRST_US + 60 * SECOND_US)
     world = standin.world
@@ -205,69 +211,72 @@ def test_a_column_that_comes_back_with_another_type_stands_beside_the_old_one(
     assert sorted(rows.select([old, "v"]).to_pylist(), key=str) == [{old: 7, "v": None}, {old: None, "v": 2**40}]
 
 
-def test_rows_that_may_be_gone_are_told_of(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
-    """Read a day late of a log whose rows live for an hour: what is there comes, and the gap has its times."""
+def test_rows_that_may_have_expired_are_reported(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """An ingest that runs a day late reads the remaining rows and reports the gap's times."""
+    # The rows of the log live for an hour.
     ddl = DDL.replace("'ttl': '0'", "'ttl': '3600'")
     log = LiveLog(standin.world, defined(ddl), {FIRST_MS: GENERATIONS[FIRST_MS]}).make()
     log.write([FIRST_US + 1])
-    told: list[str] = []
-    bring(cluster, workers, FIRST_US + 60 * SECOND_US, told)
-    assert not told
-    bring(cluster, workers, FIRST_US + 24 * HOUR_US, told)
-    (gap,) = told
+    messages: list[str] = []
+    bring(cluster, workers, FIRST_US + 60 * SECOND_US, messages)
+    assert not messages
+    bring(cluster, workers, FIRST_US + 24 * HOUR_US, messages)
+    (gap,) = messages
     assert "from 2026-09-21T14:13:50" in gap
     assert "may be gone" in gap
 
 
-def test_what_was_written_without_cdc_is_told_of(
+def test_time_without_cdc_is_reported_once(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """With the times between which it was off, once; a log that is younger than its first window is no new one."""
+    """One message has the times between which CDC was off."""
+    # A log younger than its first window does not count as recreated.
     log.write([FIRST_US + 1])
-    told: list[str] = []
+    messages: list[str] = []
     standin.world.made(log.schema, Milliseconds(FIRST_MS + 60_000))
-    bring(cluster, workers, FIRST_US + 70 * SECOND_US, told)
+    bring(cluster, workers, FIRST_US + 70 * SECOND_US, messages)
     for minutes, enabled in ((5, "false"), (10, "false"), (20, "true"), (30, "true")):
         standin.world.cdc_options("shop", "t", ttl="0", enabled=enabled)
         standin.world.schema_changed()
-        bring(cluster, workers, FIRST_US + minutes * 60 * SECOND_US, told)
-    assert told == [
+        bring(cluster, workers, FIRST_US + minutes * 60 * SECOND_US, messages)
+    assert messages == [
         "CDC of shop.t was off from 2026-09-21T14:18:20.000Z to 2026-09-21T14:33:20.000Z: no log has what was written"
         " meanwhile"
     ]
 
 
-def test_a_generation_without_streams_is_passed_over(
+def test_generation_without_streams_is_skipped(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """As ScyllaDB's own clients do, once a later one operates; it is told of, and what it has later is not read."""
+    """Like ScyllaDB's clients, an ingest skips and reports one without streams once a later one operates."""
+    # It does not read streams that this generation gets later.
     empty = SWITCH_MS + Milliseconds(60_000)
     last = SWITCH_MS + Milliseconds(120_000)
     standin.world.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=empty)
     standin.world.generation(last, time_uuid(last), description(time_uuid(last)))
     log.generations = {**GENERATIONS, last: description(time_uuid(last))}
     log.write([FIRST_US + 1, SWITCH_US + 1, us_from_ms(last), us_from_ms(last) + 1])
-    told: list[str] = []
-    bring(cluster, workers, told=told)
+    messages: list[str] = []
+    bring(cluster, workers, told=messages)
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
-    assert [line for line in told if "skips the generation" in line]
+    assert [line for line in messages if "skips the generation" in line]
 
 
-def test_a_generation_that_is_not_whole_holds_windows_back(
+def test_windows_wait_for_an_incomplete_generation(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """Its rows would else be looked for in the streams of the one before; they come when it is whole."""
+    """Windows wait until a generation is complete; otherwise its rows would be sought in the previous one's streams."""
     third = Milliseconds(SWITCH_MS + 60_000)
-    made = description(time_uuid(third))
-    standin.world.generation(third, time_uuid(third), made)
-    log.generations = {**GENERATIONS, third: made}
+    generation = description(time_uuid(third))
+    standin.world.generation(third, time_uuid(third), generation)
+    log.generations = {**GENERATIONS, third: generation}
     log.write([FIRST_US + 1, SWITCH_US + 1, us_from_ms(third) + 1])
-    entry = made.entry(0)
+    entry = generation.entry(0)
     where = "time = %s AND range_end = %s"
     standin.world.delete("scylla_distributed.cdc_streams_descriptions_v2", where, third, entry.range_end)
-    told: list[str] = []
-    bring(cluster, workers, told=told)
-    assert [line for line in told if "left out" in line]
+    messages: list[str] = []
+    bring(cluster, workers, told=messages)
+    assert [line for line in messages if "left out" in line]
     assert rows_in(cluster, log).num_rows == 2
     streams = {stream.tobytes() for stream in entry.streams}
     row = {"time": third, "range_end": entry.range_end, "streams": streams}
@@ -276,54 +285,55 @@ def test_a_generation_that_is_not_whole_holds_windows_back(
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
 
 
-def test_a_slow_clock_holds_windows_back(
+def test_windows_end_before_a_slow_clock(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """A node whose clock is far behind may still give rows old times: windows end before what it shows."""
+    """Windows end before the time of the slowest node's clock, which may still give rows old timestamps."""
     log.write([FIRST_US + 1, SWITCH_US + 1])
     behind_ms = -(int(time.time() * 1000) - SWITCH_MS)
     standin.proxy.faults.clock_offset_ms = {1: behind_ms}
-    told: list[str] = []
-    done = bring(cluster, workers, told=told)
+    messages: list[str] = []
+    done = bring(cluster, workers, told=messages)
     assert (done.rows, done.position_us < SWITCH_US) == (1, True)
-    assert [line for line in told if "127.0.0.2" in line and "behind" in line]
+    assert [line for line in messages if "127.0.0.2" in line and "behind" in line]
     standin.proxy.faults.clock_offset_ms = {}
     assert bring(cluster, workers).rows == 1
 
 
-def test_a_window_with_more_rows_than_memory_holds_is_committed_in_parts(
+def test_window_larger_than_memory_is_committed_in_parts(
     cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The window stays whole, with all its rows counted; the table has each row once."""
+    """The window remains one with all its rows counted, and the table has each row once."""
     monkeypatch.setattr(window_reader, "MAX_ROWS_IN_MEMORY", 40)
-    log.write([SWITCH_US + place * SECOND_US for place in range(100)])
+    log.write([SWITCH_US + offset * SECOND_US for offset in range(100)])
     done = bring(cluster, workers)
     assert done.rows == 100
     assert [window.rows for window in done.windows if window.rows] == [100]
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
 
 
-def test_an_ingest_goes_on_while_the_topology_changes(
+def test_ingest_continues_while_the_topology_changes(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """A node that streams for hours holds nothing up: generations are followed, the ring stays as it was seen last."""
+    """A node that streams for hours delays nothing. The ingest follows generations; the ring stays as last observed."""
     log.write([FIRST_US + 1])
     bring(cluster, workers, SWITCH_US - 60 * SECOND_US)
     third = Milliseconds(SWITCH_MS + 60_000)
-    made = description(time_uuid(third), nodes(4))
+    generation = description(time_uuid(third), nodes(4))
     standin.world.cluster(nodes(), topology={"transition_state": "write_both_read_old"})
-    standin.world.generation(third, time_uuid(third), made)
-    log.generations = {**GENERATIONS, third: made}
+    standin.world.generation(third, time_uuid(third), generation)
+    log.generations = {**GENERATIONS, third: generation}
     log.write([SWITCH_US + 1, us_from_ms(third) + 1])
     bring(cluster, workers)
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
     assert len(ring.read_nodes(lake_of(cluster))) == 3
 
 
-def test_a_table_that_is_gone_and_comes_back(
+def test_recreated_table_continues_the_log(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """One line while it is gone; made anew its log goes on where the old one ended, and what that lost is told."""
+    """The log of a recreated table continues the old log, and a message reports the recreation."""
+    # While the table does not exist, an ingest fails with one line.
     log.write([FIRST_US + 1])
     bring(cluster, workers, FIRST_US + 60 * SECOND_US)
     for table in ("shop.t", "shop.t_scylla_cdc_log"):
@@ -333,16 +343,16 @@ def test_a_table_that_is_gone_and_comes_back(
         bring(cluster, workers, FIRST_US + 120 * SECOND_US)
     standin.world.logged_table(log.schema, SWITCH_MS)
     log.write([SWITCH_US + 1])
-    told: list[str] = []
-    bring(cluster, workers, told=told)
+    messages: list[str] = []
+    bring(cluster, workers, told=messages)
     assert keys_of(rows_in(cluster, log)) == log.written_keys()
-    assert [line for line in told if "recreated at 2026-09-21T15:13:20" in line]
+    assert [line for line in messages if "recreated at 2026-09-21T15:13:20" in line]
 
 
-def test_another_cluster_under_the_same_name_is_not_read(
+def test_restored_cluster_of_the_same_name_is_refused(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """A position says nothing about a cluster that was restored: it is refused until the user says that it is new."""
+    """A position does not apply to a restored cluster, so an ingest refuses it until the user registers it as new."""
     log.write([FIRST_US + 1])
     bring(cluster, workers, FIRST_US + 60 * SECOND_US)
     standin.world.cluster(nodes(), name="restored")
@@ -350,11 +360,12 @@ def test_another_cluster_under_the_same_name_is_not_read(
         bring(cluster, workers)
 
 
-def test_requests_and_rows_are_what_was_estimated(
+def test_requests_match_the_estimate(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """The proxy counts: a quiet window of a full log asks for its streams alone, 100 a request, and no scan."""
-    log.write([FIRST_US + place for place in range(400)])
+    """A quiet window of a full log requests only its streams, 100 at a time, without a scan."""
+    # The proxy counts the requests.
+    log.write([FIRST_US + offset for offset in range(400)])
     bring(cluster, workers, FIRST_US + 60 * SECOND_US)
     standin.proxy.statements.clear()
     done = bring(cluster, workers, FIRST_US + 90 * SECOND_US)
@@ -384,8 +395,8 @@ def test_requests_and_rows_are_what_was_estimated(
         (["prod", "shop.t", "--second-pass-after", "x"], "'x'"),
     ],
 )
-def test_a_wrong_request_is_one_line(cluster: ScyllaCluster, log: LiveLog, arguments: list[str], says: str) -> None:
-    """With exit code 2 and the value that is wrong; nothing comes into the lake."""
+def test_invalid_request_prints_one_line(cluster: ScyllaCluster, log: LiveLog, arguments: list[str], says: str) -> None:
+    """An invalid request exits with code 2, names the wrong value, and leaves the lake unchanged."""
     answer = run("--home", cluster.home.parent.parent, "ingest", *arguments)
     assert answer.exit_code == 2
     assert len(answer.stderr.splitlines()) == 1

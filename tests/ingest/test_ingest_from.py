@@ -1,4 +1,4 @@
-"""`ingest --from`: where a log's first ingest begins, and what it leaves out as a gap on record."""
+"""`ingest --from` sets where a log's first ingest begins, and records the earlier rows as a gap."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ pytestmark = pytest.mark.cassandra
 
 
 def left_out(cluster: ScyllaCluster) -> list[LogGap]:
-    """What is on record as left out by choice."""
+    """Return the recorded gaps that `--from` caused."""
     return [gap for gap in log_gaps.read_recorded_gaps(lake_of(cluster)) if gap.what == LogLoss.BEFORE_START]
 
 
-def test_what_is_before_it_is_left_out_on_record(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
-    """The gap is accepted, so it is no alarm; later rows come once; no interval with left-out rows is proved."""
+def test_rows_before_the_start_are_a_recorded_gap(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
+    """The gap is accepted, so it raises no alert; later rows arrive once; no interval with left-out rows is proved."""
     start = Microseconds(SWITCH_US - SECOND_US)
     log.write([FIRST_US + 1, start - 1, start, SWITCH_US + 1])
-    told: list[str] = []
-    done = bring(cluster, workers, told=told, start=start)
+    messages: list[str] = []
+    done = bring(cluster, workers, told=messages, start=start)
     assert (done.rows, done.has_open_gaps) == (2, False)
     assert keys_of(rows_in(cluster, log)) == keys_of(log.written[0].slice(2, 2))
     (gap,) = left_out(cluster)
     assert (gap.since_us, gap.until_us, gap.reason) == (FIRST_US, start, f"--from {format_us(start)}")
-    assert any("is left out" in line for line in told)
+    assert any("is left out" in line for line in messages)
     assert bring(cluster, workers).rows == 0
     home = cluster.home
     assert run("--home", home, "consume", "shop.t", "--name", "audit").exit_code == 0
@@ -48,7 +48,7 @@ def test_what_is_before_it_is_left_out_on_record(cluster: ScyllaCluster, log: Li
 
 
 def test_now_leaves_out_everything_before(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
-    """Including the confidence window; what is written from then on comes with the next run, whatever its options."""
+    """`--from now` also leaves out the confidence window; the next run reads later rows, whatever its options."""
     log.write([FIRST_US + 1, NOW_US - 1])
     policy = ReadPolicy(Microseconds(3 * SECOND_US))
     assert bring(cluster, workers, start=NOW, policy=policy).rows == 0
@@ -70,22 +70,22 @@ def test_a_start_before_the_log_leaves_out_nothing(
     assert left_out(cluster) == []
 
 
-def test_a_log_that_was_ingested_continues(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
-    """A time that would skip rows has no effect, and a line says so; `now` and earlier times are no news."""
+def test_start_has_no_effect_on_an_ingested_log(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
+    """A message says that a start which would skip rows has no effect; `now` and earlier times need no message."""
     log.write([FIRST_US + 1, SWITCH_US + 1])
     until = Microseconds(FIRST_US + SECOND_US)
     bring(cluster, workers, until_us=until)
-    told: list[str] = []
-    done = bring(cluster, workers, told=told, start=Microseconds(SWITCH_US + 2))
+    messages: list[str] = []
+    done = bring(cluster, workers, told=messages, start=Microseconds(SWITCH_US + 2))
     assert (done.rows, left_out(cluster)) == (1, [])
-    assert [line for line in told if "--from applies to the first ingest" in line]
-    told.clear()
+    assert [line for line in messages if "--from applies to the first ingest" in line]
+    messages.clear()
     for start in (NOW, FIRST_US):
-        bring(cluster, workers, told=told, start=start)
-    assert not told
+        bring(cluster, workers, told=messages, start=start)
+    assert not messages
 
 
-def test_a_process_that_dies_before_it_has_a_position_ends_the_same(
+def test_start_survives_a_kill_before_the_position_is_registered(
     cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The gap is recorded first, so no restart loses rows without a record."""
@@ -110,13 +110,13 @@ def test_a_process_that_dies_before_it_has_a_position_ends_the_same(
 
 
 def test_a_time_in_the_future_is_refused(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
-    """Nothing is registered."""
+    """A refused start registers no consumer."""
     with pytest.raises(InputError, match="is in the future"):
         bring(cluster, workers, start=Microseconds(NOW_US + 1))
     assert consumers.read_consumers(lake_of(cluster)) == []
 
 
-def test_a_replica_has_what_the_log_leaves_out(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
+def test_replica_has_rows_that_the_log_leaves_out(cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner) -> None:
     """The table is copied, and its log counts from the start."""
     log.world.run(f"INSERT INTO shop.t (p, k, v) VALUES (1, 2, 3) USING TIMESTAMP {FIRST_US + 1}")
     done = bring(cluster, workers, start=NOW, current=True)
@@ -126,7 +126,7 @@ def test_a_replica_has_what_the_log_leaves_out(cluster: ScyllaCluster, log: Live
 
 
 def test_until_before_from_is_a_usage_error(tmp_path: Path) -> None:
-    """Before anything is connected to."""
+    """The command exits with code 2 before it connects."""
     answer = run(
         "--home",
         tmp_path,

@@ -1,4 +1,4 @@
-"""The log of a table on tablets comes in over splits and merges, each row once and in the window of its own streams."""
+"""An ingest reads the log of a tablets table over splits and merges, each row once and in its own streams' window."""
 
 from __future__ import annotations
 
@@ -30,30 +30,30 @@ TABLETS = {
 
 
 def on_tablets(standin: StandIn, counts: Sequence[int]) -> tuple[LiveLog, list[Callable[[], None]]]:
-    """`shop.t` with the first of its stream sets, and what lists each later one."""
-    made = [
+    """Create `shop.t` with its first stream set; return its log and functions that list the later sets."""
+    stream_arrays = [
         generate_tablet_streams(TABLE_ID, at, uniform_tablet_ends(count))
         for at, count in zip(SETS_MS, counts, strict=False)
     ]
-    sets = {at: StreamSet.of(at, each) for at, each in zip(SETS_MS, made, strict=False)}
+    sets = {at: StreamSet.of(at, streams) for at, streams in zip(SETS_MS, stream_arrays, strict=False)}
     log = LiveLog(standin.world, defined(DDL), sets).make()
-    ids = [[stream.tobytes() for stream in each] for each in made]
+    ids = [[stream.tobytes() for stream in streams] for streams in stream_arrays]
     standin.world.stream_set("shop", "t", FIRST_MS, ids[0])
 
-    def listing(place: int) -> Callable[[], None]:
-        before, after = ids[place - 1], ids[place]
-        return lambda: standin.world.stream_set("shop", "t", SETS_MS[place], after, closed=before, opened=after)
+    def create_listing(index: int) -> Callable[[], None]:
+        before, after = ids[index - 1], ids[index]
+        return lambda: standin.world.stream_set("shop", "t", SETS_MS[index], after, closed=before, opened=after)
 
-    return log, [listing(place) for place in range(1, len(ids))]
+    return log, [create_listing(place) for place in range(1, len(ids))]
 
 
 @pytest.mark.grid("splits and merges of tablets", 4)
 @pytest.mark.parametrize("counts", TABLETS.values(), ids=TABLETS)
 @pytest.mark.parametrize("way", ["streams", "ranges"])
-def test_each_row_comes_in_the_window_of_its_streams(
+def test_each_row_is_in_the_window_of_its_streams(
     standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, way: str, counts: Sequence[int]
 ) -> None:
-    """Rows at the borders of every set, which are all there before the first ingest, or come between two."""
+    """Rows are at the borders of every set; later sets are listed between two ingests."""
     log, later = on_tablets(standin, counts)
     log.write([FIRST_US + 1, SWITCH_US - 1])
     bring(cluster, workers, SWITCH_US - 60 * SECOND_US, way=way)
@@ -68,19 +68,19 @@ def test_each_row_comes_in_the_window_of_its_streams(
 
 
 @pytest.mark.parametrize("counts", [(2, 4), (4, 2)], ids=["a split", "a merge"])
-def test_a_switch_in_the_middle_of_an_ingest(
+def test_switch_during_an_ingest(
     standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, counts: Sequence[int]
 ) -> None:
-    """It is listed while pages come, with rows of both sets: what that ingest has not read the next one has."""
+    """The set is listed while pages arrive, with rows of both sets; the next ingest has what this one did not read."""
     log, (list_set,) = on_tablets(standin, counts)
-    log.write([FIRST_US + place * SECOND_US for place in range(1, 8)])
+    log.write([FIRST_US + second * SECOND_US for second in range(1, 8)])
 
-    def switched() -> None:
+    def switch() -> None:
         list_set()
         log.write([SWITCH_US - 1, SWITCH_US, SWITCH_US + 1])
 
     standin.proxy.faults.pages_asked = 0
-    standin.proxy.faults.meanwhile = {1: switched}
+    standin.proxy.faults.meanwhile = {1: switch}
     first = bring(cluster, workers, SWITCH_US - 10 * SECOND_US, way="streams")
     assert (first.rows, standin.proxy.faults.meanwhile) == (7, {})
     second = bring(cluster, workers, NOW_US, way="streams")

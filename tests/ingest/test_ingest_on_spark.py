@@ -1,4 +1,4 @@
-"""The log of a live cluster read by tasks of Spark: by the ingest itself, and as a data source, batch and stream."""
+"""Spark tasks read the log of a live cluster for an ingest, and copy a table of it."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def log(standin: StandIn) -> LiveLog:
 
 
 def _connections(standin: StandIn, spark: SparkSession) -> tuple[int, Counter[int]]:
-    """How many this process has, and each worker of its Spark, whoever else asks the stand-in."""
+    """Return the connections of this process, and of each worker of its Spark, without those of others."""
     port, gateway = standin.proxy.port, cast("Any", spark.sparkContext._gateway)
     return own_connections(port, NODES).total(), connections_below(gateway.proc.pid, port, NODES)
 
@@ -62,21 +62,21 @@ def _connections(standin: StandIn, spark: SparkSession) -> tuple[int, Counter[in
 def test_tasks_read_and_one_commit_has_their_rows(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Several tasks a window, each worker with one connection; every row is there once, and again none comes."""
+    """A window has several tasks, and each worker one connection; each row arrives once, and a repetition adds none."""
     monkeypatch.setattr(cluster_log, "TASKS_HERE", 0)
     monkeypatch.setattr(planner, "LOOKS_A_TASK", 40)
     workers = TaskRunner(lambda: spark, in_process=0)
-    others, counted = _connections(standin, spark), list[tuple[int, Counter[int]]]()
+    before_connections, counted = _connections(standin, spark), list[tuple[int, Counter[int]]]()
     for page in range(1, 3 * LEAST_RANGES, 4):
         standin.proxy.faults.meanwhile[page] = lambda: counted.append(_connections(standin, spark))
     done = ingest_table(cluster, Clock(), "shop", "t", workers, way="ranges")
     assert done.rows == 4
-    # One a node and the driver's own here; one a worker, and while it connects, its driver's own besides. Workers that
-    # have done others' tasks before keep theirs.
-    assert max(here for here, _ in counted) - others[0] <= NODES + 1
-    new = [workers - others[1] for _, workers in counted]
-    assert max(each for workers in new for each in workers.values()) <= 2
-    assert set(new[-1].values()) == {1}
+    # This process has one per node and the driver's own; a worker has one and, while it connects, its driver's own.
+    # Workers that did tasks of other tests before keep theirs.
+    assert max(own for own, _ in counted) - before_connections[0] <= NODES + 1
+    added = [workers - before_connections[1] for _, workers in counted]
+    assert max(count for workers in added for count in workers.values()) <= 2
+    assert set(added[-1].values()) == {1}
     lake = Lake(cluster.open_home().lake)
     table = log_table(log.schema, exact=True)
     assert keys_of(lake.read(table)) == log.written_keys()
@@ -85,14 +85,14 @@ def test_tasks_read_and_one_commit_has_their_rows(
     newest = lake.commits(table)[0].info
     assert newest is not None
     assert newest.numbers["ingest"] == 3
-    # Both generations are due to be read a second time by then: a commit each, and one for the new window.
+    # By then both generations are due for a second pass: one commit each, and one for the new window.
     assert lake.version(table) == before + 3
 
 
 def test_tasks_of_an_altered_table_read_its_new_columns(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What the tasks find is another table than was planned for: it is looked at again, and read by its new columns."""
+    """If tasks find another definition than planned, the ingest rereads it and reads the new columns."""
     monkeypatch.setattr(cluster_log, "TASKS_HERE", 0)
     workers = TaskRunner(lambda: spark, in_process=0)
     ingest_table(cluster, Clock(us_from_ms(SWITCH_MS)), "shop", "t", workers, way="ranges")
@@ -109,7 +109,8 @@ def test_tasks_of_an_altered_table_read_its_new_columns(
 def test_tasks_copy_a_table_as_one_process_does(
     standin: StandIn, cluster: ScyllaCluster, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A part of the ring a task: the cluster's rows, and the same state by the same slices as without Spark."""
+    """One task per part of the ring gives the cluster's rows."""
+    # The state equals, partition by partition, that of a copy without Spark.
     small_slices(monkeypatch, rows=10, sample=20, most=4)
     schema = defined(DDL.replace("v int,", "v int, m map<int, int>,"))
     table = LiveTable(standin.world, schema, {FIRST_MS: description(time_uuid(FIRST_MS))}, random.Random(3)).make()
@@ -125,18 +126,18 @@ def test_tasks_copy_a_table_as_one_process_does(
     assert len(jobs.getJobIdsForGroup()) > before
     alone = registry.add_cluster(open_home_location(tmp_path / "alone"), "prod", cluster.connection)
     ingest_table(alone, Clock(), "shop", "t", TaskRunner.alone(), current=True)
-    found, expected = (_kept(each, schema) for each in (cluster, alone))
-    assert by_key(schema, found[0]) == by_key(schema, expected[0]) == table.rows()
-    assert {row["cdc$slice"] for row in found[0]} == {0, 1, 2, 3}
-    # When what CQL does not tell was written is where each copy began: told as often as it is there.
-    assert sorted(map(_told, found[1])) == sorted(map(_told, expected[1]))
+    replicated, expected = (_replica_tables(owner, schema) for owner in (cluster, alone))
+    assert by_key(schema, replicated[0]) == by_key(schema, expected[0]) == table.rows()
+    assert {row["cdc$slice"] for row in replicated[0]} == {0, 1, 2, 3}
+    # Synthetic times depend on when each copy began, so inexact rows are compared without theirs.
+    assert sorted(map(_comparable, replicated[1])) == sorted(map(_comparable, expected[1]))
     assert standin.proxy.refused == []
 
 
-def test_a_secret_that_tasks_lack_is_one_line_of_a_copy_too(
+def test_secret_missing_in_tasks_is_one_line_for_a_copy(
     standin: StandIn, table: LiveTable, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log comes in by this process; what copies the table by tasks is refused, and nothing of it is there."""
+    """This process ingests the log; the copy of the table by tasks fails and stores no row."""
     small_slices(monkeypatch, rows=10, sample=20, most=4)
     names = {"user_env": "CDC_TEST_OF_DRIVER", "password_env": "CDC_TEST_OF_DRIVER_TOO"}
     for name, value in zip(names.values(), OBSERVER, strict=True):
@@ -154,10 +155,10 @@ def test_a_secret_that_tasks_lack_is_one_line_of_a_copy_too(
     assert lake.read(cells_table(table.schema)).num_rows == 0
 
 
-def _kept(cluster: ScyllaCluster, schema: TableSchema) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+def _replica_tables(cluster: ScyllaCluster, schema: TableSchema) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
     lake = Lake(cluster.open_home().lake)
     return lake.read(current_table(schema)).to_pylist(), lake.read(cells_table(schema)).to_pylist()
 
 
-def _told(row: dict[str, Any]) -> str:
+def _comparable(row: dict[str, Any]) -> str:
     return repr(sorted((row | {"timestamp": None if row["inexact"] else row["timestamp"]}).items()))

@@ -1,4 +1,4 @@
-"""Values on their way from a cluster into the lake: of every type, and those that Python's classes cannot hold."""
+"""Values of every type reach the lake unchanged, including those that Python's classes cannot represent."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ PLAIN = {
     "y": ("('1970-01-01', 7)", (0, 7)),
     "z": ("'ż'", "ż"),
 }
-FAR = {
+OUT_OF_RANGE = {
     "d": ("4294967295", 2**31 - 1),
     "e": ("1e-2147483", Decimal("1e-2147483")),
     "i": (str(DIGITS), DIGITS),
@@ -76,62 +76,65 @@ FAR = {
 }
 
 
-def test_values_of_every_type_come_as_they_are(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
-    """Also dates and timestamps of any year, beside which the driver would have thrown the page away; and no bytes."""
+def test_log_has_values_of_every_type(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """Dates and timestamps of any year arrive, and empty values become null."""
+    # The driver would discard a whole page for such a date.
     world, generation = standin.world, description(time_uuid(FIRST_MS))
     world.run("CREATE TYPE IF NOT EXISTS shop.ut (a int, b timestamp)")
     log = LiveLog(world, defined(DDL), {FIRST_MS: generation}).make()
     stream = generation.streams[0].tobytes()
-    for place, values in enumerate((PLAIN, FAR, {"b": ("blobAsBigint(0x)", None)})):
+    for index, values in enumerate((PLAIN, OUT_OF_RANGE, {"b": ("blobAsBigint(0x)", None)})):
         names = ", ".join(f'"{name}"' for name in values)
         texts = ", ".join(text for text, _ in values.values())
-        head = f"0x{stream.hex()}, {min_timeuuid(Microseconds(us_from_ms(FIRST_MS) + place))}, 0, 2, {place}"
+        head = f"0x{stream.hex()}, {min_timeuuid(Microseconds(us_from_ms(FIRST_MS) + index))}, 0, 2, {index}"
         world.run(
             'INSERT INTO shop.t_scylla_cdc_log ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", p, '
             f"{names}) VALUES ({head}, {texts})"
         )
-    told: list[str] = []
-    done = ingest_table(cluster, Clock(), "shop", "t", workers, on_message=told.append)
-    assert (done.rows, told) == (3, [])
-    found = Lake(cluster.open_home().lake).read(log_table(log.schema, exact=True))
-    rows = {row["p"]: row for row in log_rows_from_arrow(log.schema, found)}
-    for place, values in enumerate((PLAIN, FAR, {"b": ("", None)})):
-        assert {name: rows[place][name] for name in values} == {name: value for name, (_, value) in values.items()}
-    assert isinstance(found, pa.Table)
+    messages: list[str] = []
+    done = ingest_table(cluster, Clock(), "shop", "t", workers, on_message=messages.append)
+    assert (done.rows, messages) == (3, [])
+    table = Lake(cluster.open_home().lake).read(log_table(log.schema, exact=True))
+    rows = {row["p"]: row for row in log_rows_from_arrow(log.schema, table)}
+    for index, values in enumerate((PLAIN, OUT_OF_RANGE, {"b": ("", None)})):
+        assert {name: rows[index][name] for name in values} == {name: value for name, (_, value) in values.items()}
+    assert isinstance(table, pa.Table)
 
 
-def test_values_of_every_type_are_kept_as_they_are(
-    standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
-) -> None:
-    """The table itself has each value, or the nearest and the value beside it; no bytes are null."""
+def test_replica_has_values_of_every_type(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """The replica has each value, or the nearest value with the exact one in another column; empty values are null."""
     world = standin.world
     world.run("CREATE TYPE IF NOT EXISTS shop.ut (a int, b timestamp)")
     log = LiveLog(world, defined(DDL), {FIRST_MS: description(time_uuid(FIRST_MS))}).make()
     standin.proxy.collections = {"l", "m", "q"}
     lists = {"5": ("[5]", (5,)), "9223372036854775807": ("[9223372036854775807]", (2**63 - 1,))}
     written = []
-    for place, values in enumerate((PLAIN, FAR, {"b": ("blobAsBigint(0x)", None), "t": ("blobAsTimestamp(0x)", None)})):
-        # Of a list the log has the keys, which the table does not tell.
+    for index, values in enumerate(
+        (PLAIN, OUT_OF_RANGE, {"b": ("blobAsBigint(0x)", None), "t": ("blobAsTimestamp(0x)", None)})
+    ):
+        # For a list the log has the keys, which the table does not report.
         row = {name: lists[value[0].split()[-1][:-1]] if name == "l" else value for name, value in values.items()}
         texts = ", ".join(text for text, _ in row.values())
-        world.run(f"INSERT INTO shop.t (p, {', '.join(row)}) VALUES ({place}, {texts})")
+        world.run(f"INSERT INTO shop.t (p, {', '.join(row)}) VALUES ({index}, {texts})")
         written.append({name: value for name, (_, value) in row.items()})
     ingest_table(cluster, Clock(), "shop", "t", workers, current=True)
-    found = Lake(cluster.open_home().lake).read(current_table(log.schema))
+    table = Lake(cluster.open_home().lake).read(current_table(log.schema))
     columns = {
-        each.name: to_canonical_values(stored_type(each.type), found[each.name].combine_chunks())
-        for each in log.schema.columns
+        column.name: to_canonical_values(stored_type(column.type), table[column.name].combine_chunks())
+        for column in log.schema.columns
     }
-    beside = [dict(pairs or ()) for pairs in found[EXACT].to_pylist()]
-    for number, place in enumerate(found["p"].to_pylist()):
-        told = {name: decode_exact_value(log.schema.column(name).type, text) for name, text in beside[number].items()}
-        for name, value in written[place].items():
-            assert (told[name] if name in told else columns[name][number]) == value, name
-        assert told.keys() == ({"d", "l", "m", "t", "x", "y"} if place == 1 else set())
+    out_of_range = [dict(pairs or ()) for pairs in table[EXACT].to_pylist()]
+    for number, index in enumerate(table["p"].to_pylist()):
+        exact = {
+            name: decode_exact_value(log.schema.column(name).type, text) for name, text in out_of_range[number].items()
+        }
+        for name, value in written[index].items():
+            assert (exact[name] if name in exact else columns[name][number]) == value, name
+        assert exact.keys() == ({"d", "l", "m", "t", "x", "y"} if index == 1 else set())
 
 
-def test_keys_of_any_year_are_told_apart(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
-    """Rows whose keys no reader of Delta tells apart, and static values of the partition, from the copy and the log."""
+def test_out_of_range_keys_are_distinguished(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """The replica has all rows whose keys are equal for readers of Delta, and static values, from copy and log."""
     world, generation = standin.world, description(time_uuid(FIRST_MS))
     ddl = """CREATE TABLE shop.t (p timestamp, q frozen<tuple<date, int>>, k date, s timestamp static, v int,
         PRIMARY KEY ((p, q), k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"""
@@ -155,10 +158,10 @@ def test_keys_of_any_year_are_told_apart(standin: StandIn, cluster: ScyllaCluste
     assert [row[INEXACT] for row in rows] == [False] * 3
 
 
-def test_a_type_that_gets_a_field_is_looked_up_before_its_values_are_given_up(
+def test_type_is_read_again_if_values_have_more_fields(
     standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner
 ) -> None:
-    """Its values have more fields than were known: the definition is read anew, and none of them is lost."""
+    """Values with more fields than known make the ingest reread the type's definition, and no value is lost."""
     world, generation = standin.world, description(time_uuid(FIRST_MS))
     world.run("CREATE TYPE IF NOT EXISTS shop.grows (a int)")
     ddl = DDL.partition("CREATE TABLE")[2].replace("x frozen<ut>", "x frozen<grows>")
@@ -170,12 +173,12 @@ def test_a_type_that_gets_a_field_is_looked_up_before_its_values_are_given_up(
         'INSERT INTO shop.t_scylla_cdc_log ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", p, x) '
         f"VALUES ({head}, {{a: 1, b: 'two'}})"
     )
-    told: list[str] = []
-    ingest_table(cluster, Clock(), "shop", "t", workers, on_message=told.append)
+    messages: list[str] = []
+    ingest_table(cluster, Clock(), "shop", "t", workers, on_message=messages.append)
     lake = Lake(cluster.open_home().lake)
     schema = read_table_schema(lake, "shop", "t")
     (row,) = log_rows_from_arrow(schema, lake.read(log_table(schema)))
-    assert (row["x"], told) == ((1, "two"), [])
+    assert (row["x"], messages) == ((1, "two"), [])
     assert schema != log.schema
 
 
@@ -200,7 +203,7 @@ SECRETS = {
     "y": "('2044-05-07', 4711471147114711)",
     "z": "'a secret text'",
 }
-SEVERAL = {"l": "[2345678901235]", "m": "{'2044-05-08': 2345678901236}", "q": "{'a secret element'}"}
+SECRET_COLLECTIONS = {"l": "[2345678901235]", "m": "{'2044-05-08': 2345678901236}", "q": "{'a secret element'}"}
 PLAIN_FORMS = [
     *(
         b"a secret",
@@ -228,7 +231,7 @@ PLAIN_FORMS = [
 def test_values_that_are_left_out_or_hashed_are_nowhere_in_the_home(
     rule: str, standin: StandIn, workers: TaskRunner, tmp_path: Path
 ) -> None:
-    """Of no type: not in the log, the state, the table, an export, nor in any other file; checks find no damage."""
+    """No file has a plain value of any type, neither log, state, table nor export; checks find no damage."""
     world, generation = standin.world, description(time_uuid(FIRST_MS))
     world.run("CREATE TYPE IF NOT EXISTS shop.ut (a int, b timestamp)")
     log = LiveLog(world, defined(DDL), {FIRST_MS: generation}).make()
@@ -237,13 +240,16 @@ def test_values_that_are_left_out_or_hashed_are_nowhere_in_the_home(
     key.write_bytes(b"the key of this test")
     key.chmod(0o600)
     hashed = tuple(f"shop.t.{name}" for name in SECRETS) if rule == "hashed" else ()
-    rules = {"left out": {**SECRETS, **SEVERAL}, "hashed": SEVERAL, "none": {}}
+    rules = {"left out": {**SECRETS, **SECRET_COLLECTIONS}, "hashed": SECRET_COLLECTIONS, "none": {}}
     left_out = tuple(f"shop.t.{name}" for name in rules[rule])
     connection = standin.connection().model_copy(
         update={"left_out": left_out, "hashed": hashed, "hash_key_file": str(key) if hashed else None}
     )
     cluster = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", connection)
-    names, texts = ", ".join({**SECRETS, **SEVERAL}), ", ".join([*SECRETS.values(), *SEVERAL.values()])
+    names, texts = (
+        ", ".join({**SECRETS, **SECRET_COLLECTIONS}),
+        ", ".join([*SECRETS.values(), *SECRET_COLLECTIONS.values()]),
+    )
     world.run(f"INSERT INTO shop.t (p, {names}) VALUES (5, {texts})")
     logged = texts.replace("[2345678901235]", f"{{{min_timeuuid(Microseconds(0))}: 2345678901235}}")
     token = tokens_from_keys(pa.array([log.schema.partition_bytes((5,))], pa.binary()))
@@ -261,8 +267,8 @@ def test_values_that_are_left_out_or_hashed_are_nowhere_in_the_home(
     for table in tables:
         (row,) = DeltaTable(lake.path(table)).to_pyarrow_table().to_pylist()
         assert row["p"] == 5
-        stored = {name: row[name] for name in row if name in {**SECRETS, **SEVERAL}}
-        assert stored.keys() == {**SECRETS, **SEVERAL}.keys() - rules[rule].keys()
+        stored = {name: row[name] for name in row if name in {**SECRETS, **SECRET_COLLECTIONS}}
+        assert stored.keys() == {**SECRETS, **SECRET_COLLECTIONS}.keys() - rules[rule].keys()
         if rule == "hashed":
             assert all(isinstance(value, bytes) and len(value) == 32 for value in stored.values())
     with open_home(home.name, clock=Clock()) as opened:
@@ -281,5 +287,5 @@ def test_values_that_are_left_out_or_hashed_are_nowhere_in_the_home(
                 content += sink.getvalue().to_pybytes()
             found |= {form for form in PLAIN_FORMS if form in content}
             assert key.read_bytes() not in content
-    # Without rules most forms are there, so that the others show something.
+    # Without rules most forms are in the files, so the search works.
     assert len(found) > 12 if rule == "none" else found == set()

@@ -1,4 +1,4 @@
-"""What comes into the log of a kept table behind its copy, and is older than its log counts from, is in it as well."""
+"""A replica includes log rows that arrive after its copy and are older than the time from which its log counts."""
 
 from __future__ import annotations
 
@@ -59,46 +59,46 @@ WRITES: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {
 
 
 def late(table: LiveTable, text: str, *rows: dict[str, Any], days: int = 2) -> None:
-    """Write, and log, with a time of some days ago."""
+    """Write and log rows with a time of some days ago."""
     at = Clock().now_us() - days * DAY_US
     table.world.run(text.replace("USING", f"USING TIMESTAMP {at}"))
     table.log({"p": 1}, at, list(rows))
 
 
 def older(table: LiveTable, text: str) -> None:
-    """Write what no log tells of any more: three days ago."""
+    """Write rows of three days ago, which no log has any more."""
     table.world.run(text.replace("USING", f"USING TIMESTAMP {Clock().now_us() - 3 * DAY_US}"))
 
 
 @pytest.mark.grid("late writes to a live table", 3)
 @pytest.mark.parametrize(("text", "rows"), WRITES.values(), ids=WRITES)
-def test_a_write_that_comes_late(
+def test_late_write_is_merged(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, text: str, rows: tuple[dict[str, Any], ...]
 ) -> None:
-    """It is told of with how many rows are read again for it, once, and the table is the cluster's."""
+    """One message has the number of rows to reread, and the replica equals the cluster's table."""
     for k in (1, 2, 3):
         older(table, f"INSERT INTO shop.t (p, k, v, l, m) VALUES (1, {k}, {k}, [1, 2], {{1: 1, 2: 2}}) USING")
     bring(cluster, workers, ONCE, current=True)
     now(table, "UPDATE shop.t USING SET v = 4 WHERE p = 1 AND k = 3", {"p": 1}, {"cdc$operation": 1, "k": 3, "v": 4})
     bring(cluster, workers, ONCE)
     late(table, text, *rows)
-    told: list[str] = []
-    done = bring(cluster, workers, TWICE, on_message=told.append)
+    messages: list[str] = []
+    done = bring(cluster, workers, TWICE, on_message=messages.append)
     assert done.late == len(rows)
     assert done.current is not None
     assert not done.current.copied_now
     assert in_lake(cluster, table)[0] == table.rows()
-    (line,) = told
+    (line,) = messages
     assert line.startswith(f"{len(rows)} rows of the log of shop.t came behind its copy")
-    bring(cluster, workers, TWICE, on_message=told.append)
-    assert told == [line]
+    bring(cluster, workers, TWICE, on_message=messages.append)
+    assert messages == [line]
     assert in_lake(cluster, table)[0] == table.rows()
 
 
-def test_a_late_write_that_was_deleted_before_stays_so(
+def test_late_write_to_a_deleted_row_stays_deleted(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
 ) -> None:
-    """By a deletion of which no log tells, as while CDC was off: the cluster itself is asked what became of it."""
+    """If no log has the deletion, as while CDC was off, the run rereads the row from the cluster."""
     older(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     old(table, "DELETE FROM shop.t USING WHERE p = 1")
     bring(cluster, workers, ONCE, current=True)
@@ -107,10 +107,10 @@ def test_a_late_write_that_was_deleted_before_stays_so(
     assert in_lake(cluster, table)[0] == table.rows() == {}
 
 
-def test_who_was_killed_behind_the_copy_misses_no_late_write(
+def test_kill_after_the_copy_loses_no_late_write(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next one merges the whole log for the first time, and knows what came into it since the copy."""
+    """The next run merges the whole log for the first time, including rows that arrived since the copy."""
 
     def killed(point: str) -> None:
         if point == failpoints.AFTER_COPY:
@@ -129,10 +129,10 @@ def test_who_was_killed_behind_the_copy_misses_no_late_write(
 
 
 @pytest.mark.parametrize("history", range(HISTORIES))
-def test_any_late_writes_to_any_table(
+def test_random_late_writes_to_random_tables(
     standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, history: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of which some have a TTL, with others of now between them: the table is the cluster's."""
+    """The replica equals the cluster's table after late writes, some with a TTL, among current ones."""
     dice = random.Random(f"{SEED} late {history}")
     small_slices(monkeypatch, rows=3, sample=2, most=5)
     table = LiveTable(standin.world, drawn(dice), {FIRST_MS: description(time_uuid(FIRST_MS))}, dice).make()

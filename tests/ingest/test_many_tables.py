@@ -1,4 +1,4 @@
-"""Many tables of one cluster: one session and one look at generations, fair turns, and a summary with a line each."""
+"""An ingest of many tables shares one session and one read of generations, alternates fairly, and prints a summary."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ ABC = TableSelection(("shop.?",))
 _GENERATION_TIMES = "system_distributed.cdc_generation_timestamps"
 
 
-def make(standin: StandIn, name: str, ttl: int = 0) -> LiveLog:
-    """An empty log of a table like `shop.t`."""
+def create_log(standin: StandIn, name: str, ttl: int = 0) -> LiveLog:
+    """Create an empty log of a table like `shop.t`."""
     cdc = f"WITH cdc = {{'enabled': 'true', 'ttl': '{ttl}'}}"
     ddl = f"CREATE TABLE shop.{name} (p int, k int, v int, PRIMARY KEY (p, k)) {cdc};"
     return LiveLog(standin.world, defined(ddl), GENERATIONS).make()
@@ -39,7 +39,7 @@ def make(standin: StandIn, name: str, ttl: int = 0) -> LiveLog:
 def logs(standin: StandIn) -> dict[str, LiveLog]:
     """Three tables with rows in both generations."""
     standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
-    made = {name: make(standin, name) for name in ("a", "b", "c")}
+    made = {name: create_log(standin, name) for name in ("a", "b", "c")}
     for place, log in enumerate(made.values()):
         log.write([FIRST_US + 1 + place, SWITCH_US + 1 + place])
     return made
@@ -57,44 +57,44 @@ def bring_all(
 
 
 def assert_equal(cluster: ScyllaCluster, logs: Iterable[LiveLog]) -> None:
-    """Each log is in the lake, each row once."""
+    """Assert that each log is in the lake, each row once."""
     for log in logs:
         assert keys_of(lake_of(cluster).read(log_table(log.schema))) == log.written_keys()
 
 
-def test_all_tables_share_a_session_and_one_look_at_generations(
+def test_all_tables_share_a_session_and_one_read_of_generations(
     standin: StandIn, cluster: ScyllaCluster, logs: dict[str, LiveLog], workers: TaskRunner
 ) -> None:
     """Three tables cost as many reads of the published generations as one does, and no more connections."""
     bring_all(cluster, workers)
     assert_equal(cluster, logs.values())
 
-    def looks(selection: TableSelection) -> int:
+    def count_reads(selection: TableSelection) -> int:
         standin.proxy.statements.clear()
         standin.proxy.count_new_connections()
         outcomes = bring_all(cluster, workers, selection)
         assert all(outcome.is_fine for outcome in outcomes.values())
         return sum(_GENERATION_TIMES in text for _, text in standin.proxy.statements)
 
-    assert looks(TableSelection()) == looks(TableSelection(("shop.a",))) > 0
+    assert count_reads(TableSelection()) == count_reads(TableSelection(("shop.a",))) > 0
     assert max(standin.proxy.most_open.values()) <= 2
 
 
-def test_a_new_table_is_picked_up(
+def test_new_table_is_included(
     standin: StandIn, cluster: ScyllaCluster, logs: dict[str, LiveLog], workers: TaskRunner
 ) -> None:
-    """The next run has it, without anything in between."""
+    """The next run includes a new table without any other command."""
     assert set(bring_all(cluster, workers)) == ALL
-    logs["d"] = make(standin, "d")
+    logs["d"] = create_log(standin, "d")
     logs["d"].write([SWITCH_US + 9])
     assert bring_all(cluster, workers)["shop.d"].result is not None
     assert_equal(cluster, logs.values())
 
 
-def test_a_failing_table_does_not_stop_the_others(
+def test_failing_table_does_not_stop_the_others(
     standin: StandIn, cluster: ScyllaCluster, logs: dict[str, LiveLog]
 ) -> None:
-    """The summary has a line for each, and the exit code is 1."""
+    """The summary has one line per table, and the exit code is 1."""
     home = cluster.home.parent.parent
     assert run("--home", home, "observe", "prod").exit_code == 0
     standin.world.run('ALTER TABLE shop.b_scylla_cdc_log RENAME "cdc$batch_seq_no" TO gone')
@@ -118,34 +118,34 @@ def test_a_failing_table_does_not_stop_the_others(
     assert "warning: shop.b failed: " in screen.stderr
 
 
-def test_tables_take_turns(
+def test_backlog_of_one_table_does_not_delay_the_others(
     standin: StandIn,
     cluster: ScyllaCluster,
     logs: dict[str, LiveLog],
     workers: TaskRunner,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A backlog does not delay the others: all are read from before the first one is complete."""
+    """All tables are read before the one with a backlog is complete."""
     monkeypatch.setattr(turns, "_FIRST_TURN_US", Microseconds(600_000_000))
     monkeypatch.setattr(turns, "_MAX_GROWTH", 2.0)
     logs["a"].write([FIRST_US + minute * 60_000_000 for minute in range(1, 110)])
     outcomes = bring_all(cluster, workers, ABC)
     assert_equal(cluster, logs.values())
     assert {outcome.turns for outcome in outcomes.values()} != {1}
-    asked = [text.split(" FROM ")[1].split()[0] for _, text in standin.proxy.statements if "_cdc_log WHERE" in text]
-    order = [name for place, name in enumerate(asked) if place == 0 or asked[place - 1] != name]
+    queried = [text.split(" FROM ")[1].split()[0] for _, text in standin.proxy.statements if "_cdc_log WHERE" in text]
+    order = [name for index, name in enumerate(queried) if index == 0 or queried[index - 1] != name]
     assert order[:3] == ["shop.a_scylla_cdc_log", "shop.b_scylla_cdc_log", "shop.c_scylla_cdc_log"]
     assert order[3:6] == order[:3]
     rows = {name: outcome.result and outcome.result.rows for name, outcome in outcomes.items()}
     assert rows == {"shop.a": 111, "shop.b": 2, "shop.c": 2}
 
 
-def test_a_cluster_that_is_gone_is_not_asked_for_every_table(
+def test_unreachable_cluster_is_not_retried_for_every_table(
     standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, logs: dict[str, LiveLog]
 ) -> None:
-    """After three tables without an answer, the others fail with the same error."""
+    """After three tables without a response, the others fail with the same error."""
     for name in ("d", "e", "f"):
-        make(standin, name)
+        create_log(standin, name)
     assert all(outcome.is_fine for outcome in bring_all(cluster, workers, ABC).values())
     standin.proxy.faults.pages_asked = 0
     for log in logs.values():
@@ -171,10 +171,10 @@ def test_a_cluster_that_is_gone_is_not_asked_for_every_table(
     assert [outcome.turns for outcome in outcomes] == [1, 1, 1, 0, 0, 0]
 
 
-def test_a_named_table_without_a_log_fails_alone(
+def test_named_table_without_a_log_fails_alone(
     cluster: ScyllaCluster, logs: dict[str, LiveLog], workers: TaskRunner
 ) -> None:
-    """A misspelt name is not passed over in silence."""
+    """A misspelt name is an error."""
     outcomes = bring_all(cluster, workers, TableSelection(("shop.a", "shop.bb")))
     assert outcomes["shop.a"].is_fine
     assert isinstance(outcomes["shop.bb"].error, NotFound)
@@ -196,7 +196,7 @@ def test_a_named_table_without_a_log_fails_alone(
 def test_tables_are_selected(
     cluster: ScyllaCluster, logs: dict[str, LiveLog], tmp_path: Path, arguments: tuple[str, ...], expected: set[str]
 ) -> None:
-    """By names and patterns, as arguments and in a file."""
+    """Names and patterns select tables, as arguments and in a file."""
     (tmp_path / "list.toml").write_text('include = ["shop.*"]\nexclude = ["*.b", "*.c"]\n')
     given = [argument.replace("{dir}", str(tmp_path)) for argument in arguments]
     if "--include" in given and "--tables" in given:
@@ -206,8 +206,8 @@ def test_tables_are_selected(
     assert {row["table"] for row in answer.json["tables"]} == expected
 
 
-def test_a_selection_without_tables_is_refused(cluster: ScyllaCluster, logs: dict[str, LiveLog]) -> None:
-    """And names the command that lists what there is."""
+def test_empty_selection_is_refused(cluster: ScyllaCluster, logs: dict[str, LiveLog]) -> None:
+    """The message names the command that lists the tables."""
     answer = run("--home", cluster.home.parent.parent, "ingest", "prod", "--include", "other.*")
     assert answer.exit_code == 2
     assert "no table of prod with a CDC log matches other.*" in answer.stderr

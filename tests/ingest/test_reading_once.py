@@ -1,4 +1,4 @@
-"""A backlog of more rows than memory holds: each row is read once and committed once, also around kills."""
+"""A backlog of more rows than memory holds is read once and committed once, despite kills."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ WAYS: Sequence[Way] = (STREAMS, RANGES)
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The rows of each answer that a reader turned into rows of the log, with a bound of few rows."""
+    """The number of rows in each response that the reader decoded, with a bound of few rows in memory."""
     counts: list[int] = []
 
     def counted(schema: Any, pages: Any, **options: Any) -> Any:
@@ -45,10 +45,10 @@ def read(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 @pytest.mark.cassandra
 @pytest.mark.parametrize("way", WAYS)
-def test_a_backlog_is_read_once(
+def test_backlog_is_read_once(
     cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner, read: list[int], way: Way
 ) -> None:
-    """Rows read are rows committed, whatever the bound; no commit has more rows than the bound and one page."""
+    """As many rows are read as committed, whatever the bound; no commit has more rows than the bound and one page."""
     log.write([FIRST_US + number * 20 * SECOND_US for number in range(ROWS)])
     done = bring(cluster, workers, way=way)
     assert (sum(read), done.rows, sum(window.rows for window in done.windows)) == (ROWS, ROWS, ROWS)
@@ -59,10 +59,10 @@ def test_a_backlog_is_read_once(
 
 @pytest.mark.cassandra
 @pytest.mark.parametrize("way", WAYS)
-def test_an_answer_of_many_pages_is_committed_in_parts(
+def test_response_of_many_pages_is_committed_in_parts(
     standin: StandIn, log: LiveLog, workers: TaskRunner, read: list[int], tmp_path: Path, way: Way
 ) -> None:
-    """One stream has all rows, and so one request: no more than the bound and a page of its answer is in memory."""
+    """One stream, so one request, has all rows; memory has no more than the bound and one page."""
     small_pages = registry.add_cluster(open_home_location(tmp_path), "prod", standin.connection(page_rows=PAGE))
     log.write([SWITCH_US + number for number in range(ROWS)], p=[1] * ROWS)
     done = bring(small_pages, workers, way=way)
@@ -74,10 +74,11 @@ def test_an_answer_of_many_pages_is_committed_in_parts(
 @pytest.mark.cassandra
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("later_us", [NOW_US, SWITCH_US + 10 * MINUTE_US])
-def test_a_reader_killed_after_a_part_leaves_no_row_twice(
+def test_kill_after_a_part_leaves_no_double_row(
     standin: StandIn, log: LiveLog, workers: TaskRunner, tmp_path: Path, way: Way, later_us: int
 ) -> None:
-    """The next process reads up to the same moment or an earlier one, then on; parts of the first are there already."""
+    """The next run reads up to the same time or an earlier one, then further."""
+    # Parts of the first run are already stored.
     cluster = registry.add_cluster(open_home_location(tmp_path), "prod", standin.connection(page_rows=100))
     log.write([SWITCH_US + number * SECOND_US for number in range(1500)])
     script = (
@@ -88,17 +89,17 @@ def test_a_reader_killed_after_a_part_leaves_no_row_twice(
     command = [sys.executable, "-c", script, "--home", home, "ingest", "prod", "shop.t", "--by", way]
     assert failpoints.AFTER_PART in failpoints.ALL_POINTS
     killed = killed_at(command, failpoints.AFTER_PART)
-    there = lake_of(cluster).read(log_table(log.schema)).num_rows
+    stored_rows = lake_of(cluster).read(log_table(log.schema)).num_rows
     assert killed != 0
-    assert 0 < there < 1500
+    assert 0 < stored_rows < 1500
     done = bring(cluster, workers, later_us, way=way)
     done_later = bring(cluster, workers, NOW_US, way=way)
-    assert there + done.rows + done_later.rows == 1500
+    assert stored_rows + done.rows + done_later.rows == 1500
     assert_each_once(cluster, log)
 
 
 @pytest.mark.cassandra
-def test_a_second_pass_of_many_rows_finds_each_late_row_once(
+def test_second_pass_of_many_rows_finds_each_late_row_once(
     cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner, read: list[int]
 ) -> None:
     """Late rows above the bound are committed in parts as well, and counted as late."""
@@ -114,17 +115,17 @@ def test_a_second_pass_of_many_rows_finds_each_late_row_once(
 @pytest.mark.parametrize(
     ("position_us", "after_us", "first"),
     [
-        (100, 50, True),  # what was read up to now is younger than the age of the second pass
+        (100, 50, True),  # all rows read so far are younger than the age of the second pass
         (50, 50, True),
-        (49, 50, False),  # new windows are due for a second pass already: unread rows die first
+        (49, 50, False),  # new windows are already due for a second pass, and unread rows expire first
         (0, 0, True),  # no second pass at all
     ],
 )
-def test_the_second_pass_goes_first_but_after_a_long_stop(position_us: int, after_us: int, first: bool) -> None:
-    """At a time of 100 µs, for logs whose rows live for ever."""
+def test_second_pass_goes_first_except_after_a_long_stop(position_us: int, after_us: int, first: bool) -> None:
+    """The time is 100 µs, and the rows of the logs live for ever."""
     policy = ReadPolicy(second_pass_after_us=Microseconds(after_us))
-    lives = Lifetimes(Microseconds(0), Microseconds(0), Microseconds(0))
-    assert second_pass_goes_first(Microseconds(position_us), policy, lives, Microseconds(100)) is first
+    lifetimes = Lifetimes(Microseconds(0), Microseconds(0), Microseconds(0))
+    assert second_pass_goes_first(Microseconds(position_us), policy, lifetimes, Microseconds(100)) is first
 
 
 def killed_at(command: Sequence[str], point: str) -> int:

@@ -1,4 +1,4 @@
-"""A table of a live cluster is kept in the lake: copied once, kept up by its log, equal to what the cluster has."""
+"""A replica of a live cluster's table is copied once, updated from its log, and equal to the cluster's table."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ TABLE_ID = uuid.UUID(int=7)
 
 
 class Writing:
-    """Writes at the clock's own times, each once; none is of a time before `read_us`, up to which all was read."""
+    """Writes at the clock's own times, each once and none before `read_us` (µs), up to which everything was read."""
 
     def __init__(self, table: LiveTable) -> None:
         self.table, self.at, self.read_us = table, 0, 0
 
     def some(self, count: int, *, ago_us: int = 0, **options: Any) -> None:
-        """Random writes now, or some time ago, in any order of their times."""
+        """Write random rows with times of now or `ago_us` (µs) ago, in any order of their times."""
         for _ in range(count):
             self.at = max(self.at + 1, Clock().now_us())
             back = self.table.dice.randrange(SECOND_US) if self.table.dice.random() < 0.3 and not options else 0
@@ -57,32 +57,34 @@ class Writing:
 
 
 def topology(standin: StandIn, table: LiveTable, number: int, *, tablets: bool) -> None:
-    """A join, or a split or merge of tablets, now."""
+    """Make a node join, or split or merge tablets, now."""
     at = Milliseconds(Clock().now_ms())
     if tablets:
         before = table.generations[max(table.generations)]
         assert isinstance(before, StreamSet)
         count = len(before.ids) // 2 if table.dice.random() < 0.5 else len(before.ids) * 2
         streams = generate_tablet_streams(TABLE_ID, at, uniform_tablet_ends(count))
-        ids = [[stream.tobytes() for stream in each] for each in (before.ids, streams)]
-        standin.world.stream_set("shop", "t", at, ids[1], closed=ids[0], opened=ids[1])
+        closed_and_opened = [[stream.tobytes() for stream in ids] for ids in (before.ids, streams)]
+        standin.world.stream_set(
+            "shop", "t", at, closed_and_opened[1], closed=closed_and_opened[0], opened=closed_and_opened[1]
+        )
         table.generations = {**table.generations, at: StreamSet.of(at, streams)}
     else:
-        made = description(time_uuid(at), nodes(3 + number))
-        standin.world.generation(at, time_uuid(at), made)
-        table.generations = {**table.generations, at: made}
+        generation = description(time_uuid(at), nodes(3 + number))
+        standin.world.generation(at, time_uuid(at), generation)
+        table.generations = {**table.generations, at: generation}
     time.sleep(0.002)
 
 
-def brought(cluster: ScyllaCluster, workers: TaskRunner, **options: Any) -> ReplicationResult:
-    """What the next process did to the table's own rows."""
+def replicate(cluster: ScyllaCluster, workers: TaskRunner, **options: Any) -> ReplicationResult:
+    """Ingest in a new process and return its changes to the replica."""
     current = bring(cluster, workers, **options).current
     assert current is not None
     return current
 
 
 @pytest.mark.parametrize("history", range(HISTORIES))
-def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
+def test_replica_equals_the_table_of_the_cluster_in_random_histories(
     standin: StandIn,
     cluster: ScyllaCluster,
     workers: TaskRunner,
@@ -90,7 +92,8 @@ def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
-    """Any table and history, of before the log, the copy and after it, over joins or splits and merges, with TTLs."""
+    """A random table and history gives an equal replica whenever writes pause."""
+    # The history has rows from before the log, joins or splits and merges of tablets, and TTLs.
     dice, tablets = random.Random(f"{SEED} {history}"), (int(SEED) + history) % 2 == 1
     small_slices(monkeypatch, rows=3, sample=2, most=5)
     monkeypatch.setattr(keeping, "ROWS_AT_ONCE", dice.choice((20, 10**6)))
@@ -110,10 +113,10 @@ def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
         writing.read_us = Clock().now_us()
         assert done.current is not None
         assert done.current.copied_now == (number == 0)
-        found, marked = in_lake(cluster, table)
-        assert found == table.rows()
-        assert (done.current.rows, done.current.inexact) == (len(found), len(marked))
-        tell(request, "rows of kept tables of drawn histories that are marked as inexact", len(marked), len(found))
+        rows, inexact = in_lake(cluster, table)
+        assert rows == table.rows()
+        assert (done.current.rows, done.current.inexact) == (len(rows), len(inexact))
+        tell(request, "rows of kept tables of drawn histories that are marked as inexact", len(inexact), len(rows))
         topology(standin, table, number + 1, tablets=tablets)
         writing.some(dice.randrange(1, 20))
         writing.some(3, ttl=1000 if number < 2 else 1)
@@ -123,10 +126,10 @@ def test_the_kept_table_is_the_clusters_at_every_quiet_moment(
     assert standin.proxy.refused == []
 
 
-def test_what_cql_does_not_tell_is_marked_and_read_again_where_it_matters(
+def test_inexact_rows_are_marked_and_reread_when_they_may_be_wrong(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
 ) -> None:
-    """Rows that have lost all but perhaps a marker, and lists changed by keys that nobody told; and no others."""
+    """Only rows that may have lost all but a marker, and lists changed at keys that CQL did not report, are reread."""
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     old(table, "UPDATE shop.t USING SET v = 2 WHERE p = 1 AND k = 2")
     old(table, "INSERT INTO shop.t (p, k) VALUES (1, 3) USING")
@@ -136,10 +139,10 @@ def test_what_cql_does_not_tell_is_marked_and_read_again_where_it_matters(
     assert first is not None
     assert (first.rows, first.inexact, first.reread_rows) == (5, 3, 0)
     assert in_lake(cluster, table)[1] == {(1, 3), (1, 4), (1, 5)}
-    gone = {"cdc$operation": 1, "cdc$deleted_v": True}
+    deletion = {"cdc$operation": 1, "cdc$deleted_v": True}
     for k in (1, 2):
-        now(table, f"DELETE v FROM shop.t USING WHERE p = 1 AND k = {k}", {"p": 1}, {"k": k, **gone})
-    # By a key that the log names, and no query does.
+        now(table, f"DELETE v FROM shop.t USING WHERE p = 1 AND k = {k}", {"p": 1}, {"k": k, **deletion})
+    # The log names this key; no query does.
     key = uuid.UUID("00000001-1dd2-11b2-8080-0000000000ff")
     deleted = {"cdc$operation": 1, "k": 4, "cdc$deleted_elements_l": {key}}
     now(table, "UPDATE shop.t USING SET l = l - [2] WHERE p = 1 AND k = 4", {"p": 1}, deleted)
@@ -147,25 +150,25 @@ def test_what_cql_does_not_tell_is_marked_and_read_again_where_it_matters(
     second = bring(cluster, workers).current
     assert second is not None
     assert second.reread_rows == 3
-    found, marked = in_lake(cluster, table)
-    assert found == table.rows()
-    assert found[1, 4]["l"] == [1, 3]
-    assert marked == {(1, 1), (1, 3), (1, 4), (1, 5)}
+    rows, inexact = in_lake(cluster, table)
+    assert rows == table.rows()
+    assert rows[1, 4]["l"] == [1, 3]
+    assert inexact == {(1, 1), (1, 3), (1, 4), (1, 5)}
     now(table, "DELETE FROM shop.t USING WHERE p = 1", {"p": 1}, {"cdc$operation": 4})
     now(table, "INSERT INTO shop.t (p, k, m) VALUES (1, 5, {2: 2}) USING", {"p": 1},
         {"cdc$operation": 2, "k": 5, "m": {2: 2}, "cdc$deleted_m": True})  # fmt: skip
     third = bring(cluster, workers).current
-    found, marked = in_lake(cluster, table)
-    assert found == table.rows()
-    assert marked == set()
+    rows, inexact = in_lake(cluster, table)
+    assert rows == table.rows()
+    assert inexact == set()
     assert third is not None
-    assert brought(cluster, workers).reread_rows == 0
+    assert replicate(cluster, workers).reread_rows == 0
 
 
-def test_a_ttl_that_nobody_told_goes_with_one_that_was(
+def test_unreported_ttl_expires_with_a_copied_one(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
 ) -> None:
-    """A marker and a map expire with a cell whose TTL was copied: the row is read again then, and is gone."""
+    """A marker and a map expire with a cell whose TTL was copied: the row is then reread and removed."""
     written = time.monotonic()
     table.world.run("INSERT INTO shop.t (p, k, v, m) VALUES (1, 1, 1, {1: 1}) USING TTL 6")
     table.world.run("INSERT INTO shop.t (p, k, v) VALUES (1, 2, 1) USING TTL 1000")
@@ -179,10 +182,10 @@ def test_a_ttl_that_nobody_told_goes_with_one_that_was(
     assert in_lake(cluster, table)[0] == table.rows()
 
 
-def test_a_change_costs_the_slices_that_it_falls_into(
+def test_change_rewrites_only_its_partition(
     standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row of two hundred: one slice is written, and the base table is asked for nothing."""
+    """A change to one of two hundred rows rewrites one partition, without a request to the base table."""
     small_slices(monkeypatch, rows=20, sample=50, most=8)
     for p in range(200):
         old(table, f"INSERT INTO shop.t (p, k, v) VALUES ({p}, 0, 0) USING")
@@ -195,14 +198,14 @@ def test_a_change_costs_the_slices_that_it_falls_into(
     assert second is not None
     assert (second.log_rows, second.written_ranges, second.rows) == (1, 1, 200)
     assert not [text for _, text in standin.proxy.statements if text.endswith("FROM shop.t") or "FROM shop.t " in text]
-    assert brought(cluster, workers).written_ranges == 0
+    assert replicate(cluster, workers).written_ranges == 0
     assert in_lake(cluster, table)[0] == table.rows()
 
 
-def test_tombstones_go_when_no_older_write_can_come(
+def test_tombstones_are_purged_when_no_older_write_can_follow(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
 ) -> None:
-    """Only what was read a second time is sure: a late write older than a deletion that is younger stays deleted."""
+    """A tombstone is purged only after the second pass, so that a late write older than the deletion stays deleted."""
     twice = ReadPolicy(Microseconds(0), Microseconds(1), Microseconds(1))
 
     def tombstones() -> int:
@@ -226,8 +229,8 @@ def test_tombstones_go_when_no_older_write_can_come(
     bring(cluster, workers, AT_ONCE)
     table.world.run(f"INSERT INTO shop.t (p, k, v) VALUES (1, 4, 4) USING TIMESTAMP {late}")
     table.log({"p": 1}, late, [{"cdc$operation": 2, "k": 4, "v": 4}])
-    found = bring(cluster, workers, twice)
-    assert (found.late, tombstones()) == (1, 1)
+    result = bring(cluster, workers, twice)
+    assert (result.late, tombstones()) == (1, 1)
     assert in_lake(cluster, table)[0] == table.rows() == {(1, 3): {"p": 1, "k": 3, "v": 3, "l": None, "m": None}}
     insert(5)
     bring(cluster, workers, twice)
@@ -235,39 +238,40 @@ def test_tombstones_go_when_no_older_write_can_come(
     assert in_lake(cluster, table)[0] == table.rows()
 
 
-def test_a_table_is_copied_anew_where_its_log_does_not_tell_enough(
+def test_table_is_copied_again_if_its_log_is_not_enough(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
 ) -> None:
-    """A column that went, and a request after a TRUNCATE, of which no log tells; one that came needs no copy."""
+    """A dropped column causes a copy; an added one does not."""
+    # So does a request after a TRUNCATE, which no log records.
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     bring(cluster, workers, current=True)
     world = table.world
     world.run("ALTER TABLE shop.t ADD w int")
     world.run('ALTER TABLE shop.t_scylla_cdc_log ADD (w int, "cdc$deleted_w" boolean)')
     keep_id(world)
-    wider = Column("w", INT)
-    table.schema = replace(table.schema, columns=(*table.schema.columns, wider))
+    added = Column("w", INT)
+    table.schema = replace(table.schema, columns=(*table.schema.columns, added))
     row = {"cdc$operation": 1, "k": 1, "w": 7}
     now(table, "UPDATE shop.t USING SET w = 7 WHERE p = 1 AND k = 1", {"p": 1}, row)
-    assert not brought(cluster, workers).copied_now
+    assert not replicate(cluster, workers).copied_now
     assert in_lake(cluster, table)[0] == table.rows()
     world.run("TRUNCATE shop.t")
-    assert brought(cluster, workers, recopy=True).rows == 0
+    assert replicate(cluster, workers, recopy=True).rows == 0
     for name in ("shop.t", "shop.t_scylla_cdc_log"):
         world.run(f"ALTER TABLE {name} DROP m")
     world.run('ALTER TABLE shop.t_scylla_cdc_log DROP ("cdc$deleted_m", "cdc$deleted_elements_m")')
     keep_id(world)
-    table.schema = replace(table.schema, columns=tuple(each for each in table.schema.columns if each.name != "m"))
-    assert brought(cluster, workers).copied_now
+    table.schema = replace(table.schema, columns=tuple(column for column in table.schema.columns if column.name != "m"))
+    assert replicate(cluster, workers).copied_now
     assert "m" not in Lake(cluster.open_home().lake).stored_schema(current_table(table.schema)).names
 
 
 @pytest.mark.grid("kills of a replicated table", 1)
 @pytest.mark.parametrize("point", failpoints.CURRENT_TABLE_POINTS)
-def test_whoever_is_killed_is_followed_by_one_that_ends_it(
+def test_killed_replication_is_completed_by_the_next_run(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, point: str
 ) -> None:
-    """After the copy and before anything shows it, between state and readers' table, before that says how far it is."""
+    """The kills are after the copy, between state and readers' table, and before the progress is recorded."""
     home = str(cluster.home.parent.parent)
     old(table, "INSERT INTO shop.t (p, k, v, m) VALUES (1, 1, 1, {1: 1}) USING")
     if point != failpoints.AFTER_COPY:
@@ -279,31 +283,31 @@ def test_whoever_is_killed_is_followed_by_one_that_ends_it(
     killed = subprocess.run([*command, "--current"], env=environment, capture_output=True, timeout=120)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     done = bring(cluster, workers, current=True).current
-    found, marked = in_lake(cluster, table)
-    assert found == table.rows()
+    rows, inexact = in_lake(cluster, table)
+    assert rows == table.rows()
     assert done is not None
-    assert (done.rows, done.inexact, done.copied_now) == (1, len(marked), False)
+    assert (done.rows, done.inexact, done.copied_now) == (1, len(inexact), False)
 
 
-def test_the_command_tells_how_the_table_stands(cluster: ScyllaCluster, table: LiveTable) -> None:
-    """Rows, and which of them are inexact, in the answer, in JSON and in `status`; its commits in `history`."""
+def test_commands_report_the_state_of_the_replica(cluster: ScyllaCluster, table: LiveTable) -> None:
+    """`ingest`, its JSON and `status` have the counts of rows and inexact rows; `history` has the commits."""
     old(table, "INSERT INTO shop.t (p, k) VALUES (1, 1) USING")
     home = cluster.home.parent.parent
     answer = run("--home", home, "ingest", "prod", "shop.t", "--current", "--confidence", "0")
     assert answer.exit_code == 0, answer.stderr
     assert "1 (100.0%)" in answer.stdout
-    told = json.loads(run("--home", home, "ingest", "prod", "shop.t", "--json", "--confidence", "0").stdout)
-    assert (told["current"]["rows"], told["current"]["inexact"], told["current"]["copied_now"]) == (1, 1, False)
+    report = json.loads(run("--home", home, "ingest", "prod", "shop.t", "--json", "--confidence", "0").stdout)
+    assert (report["current"]["rows"], report["current"]["inexact"], report["current"]["copied_now"]) == (1, 1, False)
     answer = run("--home", cluster.home, "status", "--json")
     assert answer.stdout, answer.stderr
     status = json.loads(answer.stdout)
-    (kept,) = [each["copy"] for each in status["tables"] if each["table"] == "shop.t"]
-    assert (kept["rows"], kept["inexact_rows"]) == (1, 1)
-    told = run("--home", cluster.home, "history", "--table", "shop.t", "--json").rows
+    (replica,) = [entry["copy"] for entry in status["tables"] if entry["table"] == "shop.t"]
+    assert (replica["rows"], replica["inexact_rows"]) == (1, 1)
+    report = run("--home", cluster.home, "history", "--table", "shop.t", "--json").rows
     lake = Lake(cluster.open_home().lake)
     for name in (log_table(table.schema), current_table(table.schema)):
-        mine = [row["version"] for row in told if row["table"] == name.full_name]
-        assert mine == [commit.version for commit in reversed(lake.commits(name))]
-    assert [row["partitions"] for row in told if row["table"] == "shop.t"][-1] == []
-    assert {row["by"] for row in told} == {"command line ingest"}
+        versions = [row["version"] for row in report if row["table"] == name.full_name]
+        assert versions == [commit.version for commit in reversed(lake.commits(name))]
+    assert [row["partitions"] for row in report if row["table"] == "shop.t"][-1] == []
+    assert {row["by"] for row in report} == {"command line ingest"}
     assert run("--home", cluster.home, "history", "--table", "shop.u").exit_code == 2

@@ -1,6 +1,6 @@
-"""The log of a live cluster as Spark's data source: each row once, over whatever happens between a stream's runs.
+"""Spark's data source reads each row of a live CDC log once, whatever happens between the runs of a stream.
 
-What a query is told, or refused for, is looked at where it is planned; that it gets from there to the user, once.
+Most messages and refusals are tested where a query is planned; one test shows that they reach the user.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def cluster(standin: StandIn, tmp_path: Path) -> ScyllaCluster:
 
 
 def live_log(standin: StandIn, ttl: int = 0) -> LiveLog:
-    """Rows on both sides of a switch."""
+    """Create a log with rows on both sides of a switch."""
     standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
     live = LiveLog(standin.world, defined(DDL.replace("'ttl': '0'", f"'ttl': '{ttl}'")), GENERATIONS).make()
     live.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 1])
@@ -69,17 +69,17 @@ def log(standin: StandIn) -> LiveLog:
 
 
 def options(cluster: ScyllaCluster) -> dict[str, str]:
-    """Where the log is."""
+    """Return the options that locate the log."""
     return {"home": str(cluster.home.parent.parent), "cluster": "prod", "table": "shop.t"}
 
 
 def keys(frame: DataFrame) -> list[tuple[bytes, str, int]]:
-    """The keys of a frame's rows, sorted."""
+    """Return the sorted keys of a frame's rows."""
     return keys_of(frame.toArrow())
 
 
 class Stream:
-    """A stream from the log into a Delta table, run after run with `availableNow`."""
+    """A stream from the log into a Delta table; each run uses the trigger `availableNow`."""
 
     def __init__(self, spark: SparkSession, cluster: ScyllaCluster, folder: Path) -> None:
         spark.dataSource.register(ScyllaCdc)
@@ -87,7 +87,7 @@ class Stream:
         self.checkpoint, self.sink = folder / "checkpoint", folder / "sink"
 
     def run(self, **more: str) -> int:
-        """Read what there is; answers with how many rows came, or raises what the query ended with."""
+        """Read the available rows and return how many there were, or raise the query's error."""
         stream = self.spark.readStream.format("scylla_cdc").options(**self.where, **more).load()
         writer = stream.writeStream.format("delta").option("mergeSchema", "true")
         query = writer.option("checkpointLocation", str(self.checkpoint)).trigger(availableNow=True)
@@ -95,23 +95,24 @@ class Stream:
             running = query.start(str(self.sink))
             running.awaitTermination(120)
         except StreamingQueryException as error:
-            # Spark waits ten seconds for a process of Python to start, whatever else the machine has to do.
+            # Spark waits only ten seconds for a Python process to start, however busy the machine is.
             if "failed to connect back" not in str(error):
                 raise
             running = query.start(str(self.sink))
             running.awaitTermination(120)
-        return sum(json.loads(each.json)["numInputRows"] for each in running.recentProgress)
+        return sum(json.loads(progress.json)["numInputRows"] for progress in running.recentProgress)
 
     def rows(self) -> DataFrame:
-        """What has come so far."""
+        """Return the rows in the sink."""
         return self.spark.read.format("delta").load(str(self.sink))
 
 
 @pytest.mark.spark
-def test_a_batch_reads_what_is_between_two_moments(
+def test_batch_reads_rows_between_two_times(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, spark: SparkSession
 ) -> None:
-    """Both moments belong to it; the columns are those of the lake's table; one scan is for both sides of a switch."""
+    """The interval includes both times, and the columns are those of the lake's table."""
+    # One scan covers both sides of a switch.
     spark.dataSource.register(ScyllaCdc)
     reader = spark.read.format("scylla_cdc").options(**options(cluster))
     whole = reader.load()
@@ -127,17 +128,17 @@ def test_a_batch_reads_what_is_between_two_moments(
 
 
 @pytest.mark.spark
-def test_a_stream_that_is_started_again_has_every_row_once(
+def test_restarted_stream_has_each_row_once(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Also over a switch and an altered table between two runs: rows of either side, with the new column's values."""
+    """A switch and an altered table between two runs lose no row; the new column has its values."""
     stream = Stream(spark, cluster, tmp_path)
     assert stream.run(until=format_us(Microseconds(SWITCH_US + 30 * SECOND_US))) == 4
     assert keys(stream.rows()) == log.written_keys()
     third, world = Milliseconds(SWITCH_MS + 60_000), standin.world
-    made = description(time_uuid(third))
-    log.generations = {**GENERATIONS, third: made}
-    world.generation(third, time_uuid(third), made)
+    generation = description(time_uuid(third))
+    log.generations = {**GENERATIONS, third: generation}
+    world.generation(third, time_uuid(third), generation)
     log.write([SWITCH_US + 40 * SECOND_US])
     world.run("ALTER TABLE shop.t ADD w int")
     world.run(f'ALTER TABLE {LOG} ADD (w int, "cdc$deleted_w" boolean)')
@@ -155,10 +156,11 @@ def test_a_stream_that_is_started_again_has_every_row_once(
 @pytest.mark.grid("streams over generations that are published late", 1)
 @pytest.mark.parametrize("ways", [("streams", "streams"), ("ranges", "ranges"), ("ranges", "streams")], ids="-".join)
 @pytest.mark.parametrize("said", ["group", "nodes", "nobody", "tablets"])
-def test_a_stream_has_every_row_of_a_generation_that_is_published_late(
+def test_stream_has_each_row_of_a_generation_published_late(
     standin: StandIn, cluster: ScyllaCluster, spark: SparkSession, tmp_path: Path, said: str, ways: tuple[str, str]
 ) -> None:
-    """It waits at the start of one that nodes know, and reads one that it has passed from its start, once."""
+    """A stream waits at the start of a generation that nodes know."""
+    # It reads one that it has passed from its start, once.
     first_way, way = ways
     late = Late(standin, said)
     late.begin()
@@ -166,7 +168,7 @@ def test_a_stream_has_every_row_of_a_generation_that_is_published_late(
     log.write([FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + HOUR_US])
     stream = Stream(spark, cluster, tmp_path)
     first = stream.run(by=first_way, until=format_us(Microseconds(SWITCH_US + HOUR_US // 2)))
-    # A scan brings the rows of streams that nobody knows yet.
+    # A scan also returns the rows of streams that are not published yet.
     assert first == (3 if said in UNTOLD and first_way == "ranges" else 2)
     between = stream.run(by="streams")
     late.publish()
@@ -176,19 +178,19 @@ def test_a_stream_has_every_row_of_a_generation_that_is_published_late(
     assert stream.run() == 0
 
 
-def printed_by_workers() -> str:
-    """What Spark's workers have printed: of the platform's own session the JVM's output is in a file."""
+def read_worker_output() -> str:
+    """Return the output of Spark's workers; the platform's own session writes the JVM's output to a file."""
     return Path(os.environ.get(LOG_VARIABLE) or get_work_folder() / "spark.log").read_text(encoding="utf-8")
 
 
 @pytest.mark.spark
-def test_a_stream_refuses_a_gap_until_it_is_to_be_told(
+def test_stream_refuses_a_gap_unless_told_to_report_it(
     standin: StandIn, cluster: ScyllaCluster, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Stopped for longer than rows live, the query ends with one line and nothing comes; with the option it goes on."""
+    """A stream stopped for longer than rows live ends with one line and no rows; with `gaps = tell` it continues."""
     log = live_log(standin, ttl=3600)
     stream = Stream(spark, cluster, tmp_path)
-    # What there is begins with the generation whose rows may still live.
+    # The available rows begin with the generation whose rows may still live.
     assert stream.run(until=SWITCH) == 1
     with pytest.raises(StreamingQueryException) as refused:
         stream.run()
@@ -196,38 +198,40 @@ def test_a_stream_refuses_a_gap_until_it_is_to_be_told(
     assert "rows of shop.t written from 2026-09-21T15:13:20.000001Z" in first
     assert "with the option gaps = tell" in first
     assert stream.rows().count() == 1
-    before = len(printed_by_workers())
+    before = len(read_worker_output())
     assert stream.run(gaps="tell") == 1
     assert keys(stream.rows()) == sorted(key for rows in log.written for key in keys_of(rows.slice(2)))
-    assert "may be gone" in printed_by_workers()[before:]
+    assert "may be gone" in read_worker_output()[before:]
     assert stream.run(gaps="tell") == 0
 
 
 @pytest.mark.spark
-def test_a_batch_tells_of_what_is_gone(standin: StandIn, cluster: ScyllaCluster, spark: SparkSession) -> None:
-    """From a moment on whose rows may have died: what is there comes, and a remark; who wants it refused has a line."""
+def test_batch_reports_expired_rows(standin: StandIn, cluster: ScyllaCluster, spark: SparkSession) -> None:
+    """A batch from a time whose rows may have expired reads the others and logs a warning."""
+    # With `gaps = refuse` the batch fails with one line.
     log = live_log(standin, ttl=3600)
     spark.dataSource.register(ScyllaCdc)
     reader = spark.read.format("scylla_cdc").options(**options(cluster)).option("from", format_us(FIRST_US))
-    before = len(printed_by_workers())
+    before = len(read_worker_output())
     assert keys(reader.load()) == log.written_keys()
-    assert "rows of shop.t written from 2026-09-21T14:13:20.000Z" in printed_by_workers()[before:]
+    assert "rows of shop.t written from 2026-09-21T14:13:20.000Z" in read_worker_output()[before:]
     with pytest.raises(PySparkException) as refused:
         reader.option("gaps", "refuse").load().count()
-    (line,) = [each for each in str(refused.value).splitlines() if "SQLSTATE" not in each]
+    (line,) = [text for text in str(refused.value).splitlines() if "SQLSTATE" not in text]
     assert "may be gone" in line
 
 
-def told(refused: BaseException) -> list[str]:
-    """The lines of an error, without the one in which Spark puts its number alone."""
+def error_lines(refused: BaseException) -> list[str]:
+    """Return the lines of an error without Spark's SQLSTATE line."""
     return [line for line in str(refused).splitlines() if line.strip() and not line.strip().startswith("SQLSTATE")]
 
 
 @pytest.mark.spark
-def test_a_secret_that_no_worker_has_is_one_line(
+def test_secret_missing_on_workers_is_one_line(
     standin: StandIn, log: LiveLog, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is set where the query is, and not where Spark's workers look: of the source, and of an ingest by tasks."""
+    """A secret that is set at the query, but not at Spark's workers, is one line."""
+    # This holds for the source and for an ingest by tasks.
     names = {"user_env": "CDC_TEST_HERE_ALONE", "password_env": "CDC_TEST_HERE_TOO"}
     alone = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", standin.connection(**names))
     for name, value in zip(names.values(), OBSERVER, strict=True):
@@ -235,11 +239,11 @@ def test_a_secret_that_no_worker_has_is_one_line(
     spark.dataSource.register(ScyllaCdc)
     with pytest.raises(PySparkException) as refused:
         spark.read.format("scylla_cdc").options(**options(alone)).load().count()
-    (line,) = told(refused.value)
+    (line,) = error_lines(refused.value)
     assert "environment variable CDC_TEST_HERE_ALONE is not set" in line
     with pytest.raises(PySparkException) as ended:
         Stream(spark, alone, tmp_path).run()
-    assert told(ended.value) == [line]
+    assert error_lines(ended.value) == [line]
     monkeypatch.setattr(cluster_log, "TASKS_HERE", 0)
     monkeypatch.setattr(planner, "LOOKS_A_TASK", 40)
     with pytest.raises(PlatformError) as failed:
@@ -249,22 +253,20 @@ def test_a_secret_that_no_worker_has_is_one_line(
 
 
 @pytest.mark.spark
-def test_no_secret_is_where_spark_or_the_machine_shows_it(
-    cluster: ScyllaCluster, log: LiveLog, spark: SparkSession
-) -> None:
-    """Not in a setting, a query's plan, a command line of any process, or what workers print."""
+def test_no_secret_is_visible(cluster: ScyllaCluster, log: LiveLog, spark: SparkSession) -> None:
+    """No setting, query plan, process's command line or worker output has the password."""
     spark.dataSource.register(ScyllaCdc)
     rows = spark.read.format("scylla_cdc").options(**options(cluster)).load()
     assert rows.count() == 4
     settings = [f"{name}={value}" for name, value in spark.sparkContext.getConf().getAll()]
     commands = list[str]()
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
         with suppress(OSError):
-            commands.append(place.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+            commands.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
     plan = cast("Any", rows)._jdf.queryExecution().toString()
     assert "scylla_cdc" in plan
     assert any("java" in command for command in commands)
-    assert [text for text in (*settings, *commands, plan, printed_by_workers()) if OBSERVER[1] in text] == []
+    assert [text for text in (*settings, *commands, plan, read_worker_output()) if OBSERVER[1] in text] == []
 
 
 SCRIPT = """
@@ -288,10 +290,10 @@ writer.start().awaitTermination(120)
 
 @pytest.mark.spark
 @pytest.mark.long("a JVM of its own, which is killed")
-def test_a_stream_that_is_killed_goes_on_with_what_it_was_at(
+def test_killed_stream_repeats_its_batch(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """Killed with an offset logged, before its rows are in the sink, and behind that: they come once, and no others."""
+    """Rows arrive once after a kill between offset and sink, and after a kill between sink and Spark's commit file."""
     stream = Stream(spark, cluster, tmp_path)
     command = [sys.executable, "-c", SCRIPT, stream.where["home"], str(stream.checkpoint)]
     killed = subprocess.run(command, capture_output=True, timeout=200)
@@ -302,16 +304,16 @@ def test_a_stream_that_is_killed_goes_on_with_what_it_was_at(
     log.write([until, until + 1])
     assert stream.run() == 6
     assert keys(stream.rows()) == log.written_keys()
-    # What a process leaves that is killed between the sink's commit and Spark's note of it.
-    for place in (stream.checkpoint / "commits").glob("*1*"):
-        place.unlink()
+    # A process that is killed between the sink's commit and Spark's commit file leaves this state.
+    for path in (stream.checkpoint / "commits").glob("*1*"):
+        path.unlink()
     log.write([Clock().now_us()])
     assert stream.run() >= 1
     assert keys(stream.rows()) == log.written_keys()
 
 
-def planned(cluster: ScyllaCluster, start: dict[str, int], until_us: Microseconds, **more: str) -> int:
-    """How many tasks a stream's batch is planned for, by what plans it in Spark's worker."""
+def plan_tasks(cluster: ScyllaCluster, start: dict[str, int], until_us: Microseconds, **more: str) -> int:
+    """Return how many tasks Spark's worker plans for a batch of a stream."""
     reader = ScyllaCdc({**options(cluster), "confidence": "0", **more}).streamReader(StructType())
     try:
         assert reader.latestOffset(start, reader.getDefaultReadLimit())["until"] > until_us
@@ -320,82 +322,86 @@ def planned(cluster: ScyllaCluster, start: dict[str, int], until_us: Microsecond
         reader.stop()
 
 
-def assert_refused_and_told(
+def assert_refused_or_reported(
     cluster: ScyllaCluster, caplog: pytest.LogCaptureFixture, says: str, after_us: int, until_us: Microseconds
 ) -> None:
-    """Hold that a stream refuses what lies in between, tells of it if it is to, and that neither is so behind it."""
+    """Assert that a stream refuses a gap, reports it with `gaps = tell`, and does neither after the gap."""
     with pytest.raises(StateError, match=says) as refused:
-        planned(cluster, {"until": after_us}, until_us)
+        plan_tasks(cluster, {"until": after_us}, until_us)
     assert "gaps = tell" in str(refused.value)
     caplog.clear()
-    assert planned(cluster, {"until": after_us}, until_us, gaps="tell") > 0
-    assert [each.message for each in caplog.records if re.search(says, each.message)]
+    assert plan_tasks(cluster, {"until": after_us}, until_us, gaps="tell") > 0
+    assert [record.message for record in caplog.records if re.search(says, record.message)]
     caplog.clear()
-    assert planned(cluster, {"until": after_us, "whole": until_us}, until_us) > 0
-    assert planned(cluster, {"until": until_us}, Microseconds(until_us + 1)) > 0
-    assert [each for each in caplog.records if each.levelno >= logging.WARNING and "may be gone" in each.message] == []
+    assert plan_tasks(cluster, {"until": after_us, "whole": until_us}, until_us) > 0
+    assert plan_tasks(cluster, {"until": until_us}, Microseconds(until_us + 1)) > 0
+    assert [
+        record for record in caplog.records if record.levelno >= logging.WARNING and "may be gone" in record.message
+    ] == []
 
 
-def test_a_log_that_was_made_anew_is_a_gap(
+def test_recreated_log_is_a_gap(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """What the one before had is gone; of a log that is new and had none before it nothing is said."""
+    """The rows of the dropped log are lost; a new log without a predecessor is no gap."""
     first = Microseconds(SWITCH_US + HOUR_US)
-    assert planned(cluster, {"until": FIRST_US - 1}, first) > 0
+    assert plan_tasks(cluster, {"until": FIRST_US - 1}, first) > 0
     for table in ("shop.t", LOG):
         standin.world.run(f"DROP TABLE {table}")
     standin.world.logged_table(log.schema, Milliseconds(SWITCH_MS + 5_400_000))
-    assert_refused_and_told(cluster, caplog, "recreated at 2026-09-21T16:43:20", first, Microseconds(first + HOUR_US))
+    assert_refused_or_reported(
+        cluster, caplog, "recreated at 2026-09-21T16:43:20", first, Microseconds(first + HOUR_US)
+    )
 
 
-def test_a_generation_that_is_passed_over_is_told_and_none(
+def test_skipped_generation_is_reported_and_no_gap(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """It is listed without a row of streams, and a later one operates: official clients go on, and so does a stream."""
+    """Like official clients, a stream skips a generation without streams once a later one operates."""
     empty, last = Milliseconds(SWITCH_MS + 60_000), Milliseconds(SWITCH_MS + 120_000)
     standin.world.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=empty)
     standin.world.generation(last, time_uuid(last), description(time_uuid(last)))
     until = Microseconds(us_from_ms(last) + SECOND_US)
-    assert planned(cluster, {"until": SWITCH_US}, until) > 0
-    assert [each.message for each in caplog.records if "skips the generation of 2026-09-21T15:14:20" in each.message]
+    assert plan_tasks(cluster, {"until": SWITCH_US}, until) > 0
+    assert [
+        record.message for record in caplog.records if "skips the generation of 2026-09-21T15:14:20" in record.message
+    ]
     caplog.clear()
-    assert planned(cluster, {"until": until}, Microseconds(until + 1)) > 0
+    assert plan_tasks(cluster, {"until": until}, Microseconds(until + 1)) > 0
     assert "skips" not in caplog.text
 
 
-def test_the_history_of_the_cluster_names_the_source_that_has_looked(
-    standin: StandIn, cluster: ScyllaCluster, log: LiveLog
-) -> None:
-    """What a query's planning was the first to see is noted as seen by Spark, not by nobody."""
-    planned(cluster, {"until": FIRST_US - 1}, SWITCH_US)
+def test_cluster_history_names_the_spark_source(standin: StandIn, cluster: ScyllaCluster, log: LiveLog) -> None:
+    """A change that the planning of a query observes first is recorded as observed by Spark."""
+    plan_tasks(cluster, {"until": FIRST_US - 1}, SWITCH_US)
     standin.world.cdc_options("shop", "t", ttl="60", enabled="true")
     standin.world.schema_changed()
-    planned(cluster, {"until": FIRST_US - 1}, SWITCH_US, gaps="tell")
-    shown = run("--home", cluster.home, "history", "--cluster", "--json").rows
-    assert {each["by"] for each in shown} == {"Spark scylla_cdc"}
-    assert [each["what"] for each in shown if each["who"] == "table shop.t" and "TTL 60 s" in each["what"]]
+    plan_tasks(cluster, {"until": FIRST_US - 1}, SWITCH_US, gaps="tell")
+    rows = run("--home", cluster.home, "history", "--cluster", "--json").rows
+    assert {row["by"] for row in rows} == {"Spark scylla_cdc"}
+    assert [row["what"] for row in rows if row["who"] == "table shop.t" and "TTL 60 s" in row["what"]]
 
 
 def test_time_without_cdc_is_a_gap(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Off and on again between two looks at the cluster: what was written meanwhile is in no log."""
-    begun = Clock().now_us()
+    """If CDC was off between two observations, no log has the writes of that time."""
+    start = Clock().now_us()
     for enabled in ("true", "false", "true"):
         standin.world.cdc_options("shop", "t", ttl="0", enabled=enabled)
         standin.world.schema_changed()
-        planned(cluster, {"until": FIRST_US - 1}, SWITCH_US)
-    assert_refused_and_told(cluster, caplog, r"CDC of shop\.t was off from", begun, Clock().now_us())
+        plan_tasks(cluster, {"until": FIRST_US - 1}, SWITCH_US)
+    assert_refused_or_reported(cluster, caplog, r"CDC of shop\.t was off from", start, Clock().now_us())
 
 
-def test_a_task_that_ends_after_its_rows_may_have_died_is_refused(standin: StandIn, cluster: ScyllaCluster) -> None:
-    """They lived when the batch was planned: the time passes while its tasks wait, and is looked at where they end."""
+def test_task_fails_if_its_rows_may_have_expired(standin: StandIn, cluster: ScyllaCluster) -> None:
+    """Rows may expire while a batch's tasks wait, so each task checks the time at its end."""
     log = live_log(standin, ttl=3600)
     log.write([Clock().now_us()])
     reader = ScyllaCdc({**options(cluster), "confidence": "0"}).streamReader(StructType())
     reader.initialOffset()
     end = Clock().now_us()
-    tasks = [each.value for each in reader.partitions({"until": end - 60 * SECOND_US}, {"until": end})]
+    tasks = [partition.value for partition in reader.partitions({"until": end - 60 * SECOND_US}, {"until": end})]
     reader.stop()
     assert {task.alive_us for task in tasks} == {end - 60 * SECOND_US + HOUR_US}
     assert sum(batch.num_rows for task in tasks for batch in task.rows()) == 1
