@@ -1,4 +1,4 @@
-"""A hook: a real program that is told of each change once, in order, and that stops nothing whatever it does."""
+"""A hook is a program that runs once for each change, in order; whatever it does stops nothing."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ TEN_SECONDS = Milliseconds(10_000)
 
 
 def script(folder: Path, text: str) -> Path:
-    """A program of the shell that can be executed."""
+    """Write an executable shell script."""
     path = folder / "hook.sh"
     path.write_text(f"#!/bin/sh\n{text}\n", encoding="utf-8")
     path.chmod(0o700)
     return path
 
 
-def told(folder: Path) -> list[dict[str, str]]:
-    """What the hook of `writing` was told, in order."""
+def read_alerts(folder: Path) -> list[dict[str, str]]:
+    """Return the alerts that the hook `writing` received, in order."""
     file = folder / "told"
     return [json.loads(line) for line in file.read_text(encoding="utf-8").splitlines()] if file.exists() else []
 
@@ -65,30 +65,30 @@ def writing(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def home(tmp_path: Path) -> HomeLocation:
-    """A home that knows a cluster whose secrets are in two variables."""
-    found = open_home_location(tmp_path / "home")
+    """A home with a registered cluster whose secrets are in two variables."""
+    location = open_home_location(tmp_path / "home")
     registry.add_cluster(
-        found, "other", Connection(contacts=("127.0.0.1:1",), user_env="OTHER_USER", password_env="OTHER_SECRET")
+        location, "other", Connection(contacts=("127.0.0.1:1",), user_env="OTHER_USER", password_env="OTHER_SECRET")
     )
-    return found
+    return location
 
 
 @pytest.mark.long("a program that is started for each change")
-def test_each_is_told_in_order_and_what_it_prints_goes_nowhere(
+def test_hook_runs_for_each_change_in_order(
     writing: Path, home: HomeLocation, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Changes that come while it runs wait for it; at the end it is told of all that is left."""
+    """Changes wait while a hook runs, and at the end it runs for those that remain. Its output is discarded."""
     warnings: list[str] = []
-    several = [CHANGE | {"what": str(number)} for number in range(20)]
+    changes = [CHANGE | {"what": str(number)} for number in range(20)]
     with AlertQueue(Hook.find(home, str(writing), TEN_SECONDS), warnings.append) as alerts:
-        for each in several:
-            alerts.put([each])
-    assert (told(tmp_path), warnings) == (several, [])
+        for change in changes:
+            alerts.put([change])
+    assert (read_alerts(tmp_path), warnings) == (changes, [])
     assert capfd.readouterr() == ("", "")
 
 
-def test_no_secret_of_a_cluster_passes(home: HomeLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The variables of every cluster of the home are kept from it; the others it has."""
+def test_hook_gets_no_secret_of_a_cluster(home: HomeLocation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hook's environment has all variables except those with secrets of the home's clusters."""
     for name in ("OTHER_USER", "OTHER_SECRET", "MY_PAGER"):
         monkeypatch.setenv(name, "hunter2")
     hook = Hook.find(home, str(script(tmp_path, f"env > '{tmp_path}/env'")), TEN_SECONDS)
@@ -106,8 +106,8 @@ def test_no_secret_of_a_cluster_passes(home: HomeLocation, tmp_path: Path, monke
     ],
     ids=["does not read", "is killed", "reads and fails"],
 )
-def test_one_that_fails_is_one_line_each(text: str, says: str, home: HomeLocation, tmp_path: Path) -> None:
-    """It names the program, of whom it was told, and how it ended; the next change is told all the same."""
+def test_failure_of_a_hook_is_one_line_per_change(text: str, says: str, home: HomeLocation, tmp_path: Path) -> None:
+    """The line has the program, the change's subject and how the hook ended; the next change runs it again."""
     warnings: list[str] = []
     program = script(tmp_path, f"echo >> '{tmp_path}/runs'; {text}")
     with AlertQueue(Hook.find(home, str(program), TEN_SECONDS), warnings.append) as alerts:
@@ -117,37 +117,37 @@ def test_one_that_fails_is_one_line_each(text: str, says: str, home: HomeLocatio
     assert len((tmp_path / "runs").read_text(encoding="utf-8").splitlines()) == 2
 
 
-def test_one_that_hangs_is_ended_with_its_children(home: HomeLocation, tmp_path: Path) -> None:
-    """At the end nobody waits for it a second time: what it was not told of is counted."""
+def test_hanging_hook_is_killed_with_its_children(home: HomeLocation, tmp_path: Path) -> None:
+    """At the end the queue does not wait a second time; a message counts the dropped changes."""
     warnings: list[str] = []
     program = script(tmp_path, f"sleep 600 & echo $! >> '{tmp_path}/pids'; wait")
     with AlertQueue(Hook.find(home, str(program), Milliseconds(400)), warnings.append) as alerts:
         alerts.put([CHANGE] * 5)
     assert "killed after 0.4 s" in warnings[0]
-    untold = 5 - (len(warnings) - 1)
-    assert warnings[-1].endswith(f"dropped {untold} changes at the end")
+    dropped = 5 - (len(warnings) - 1)
+    assert warnings[-1].endswith(f"dropped {dropped} changes at the end")
     for pid in (tmp_path / "pids").read_text(encoding="utf-8").split():
         await_true(lambda pid=pid: not _runs(int(pid)), 30, "the end of a hook's child")
 
 
-def test_no_more_than_so_many_wait(
+def test_excess_changes_are_dropped(
     home: HomeLocation, writing: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Those beyond are said to be left out, and the others are told in order."""
+    """A message counts the changes beyond the limit; the hook receives the others in order."""
     monkeypatch.setattr(hooks, "MAX_WAITING_ALERTS", 3)
     warnings: list[str] = []
     alerts = AlertQueue(Hook.find(home, str(writing), TEN_SECONDS), warnings.append)
-    several = [CHANGE | {"what": str(number)} for number in range(5)]
-    alerts.put(several)
+    changes = [CHANGE | {"what": str(number)} for number in range(5)]
+    alerts.put(changes)
     with alerts:
         pass
-    assert told(tmp_path) == several[:3]
+    assert read_alerts(tmp_path) == changes[:3]
     assert warnings == [f"hook {writing}: dropped 2 changes, too many wait"]
 
 
 @pytest.mark.parametrize("name", ["is not there", "may not be executed", "is a folder", "has an escape"])
-def test_one_that_cannot_be_run_is_refused_before_the_watch(name: str, home: HomeLocation, tmp_path: Path) -> None:
-    """In one line, and nothing was connected to: the cluster of this home is none."""
+def test_hook_that_cannot_run_is_refused_before_the_watch(name: str, home: HomeLocation, tmp_path: Path) -> None:
+    """One line refuses the hook before a connection is made; this home's cluster does not exist."""
     file = tmp_path / "hook"
     if name == "may not be executed":
         file.write_text("#!/bin/sh\n", encoding="utf-8")
@@ -162,8 +162,8 @@ def test_one_that_cannot_be_run_is_refused_before_the_watch(name: str, home: Hom
     assert "\x1b" not in line
 
 
-def test_one_that_goes_while_it_is_watched_is_a_line(home: HomeLocation, writing: Path) -> None:
-    """A program that was there as the watch began, and one that is no program after all."""
+def test_hook_that_disappears_during_a_watch_is_a_message(home: HomeLocation, writing: Path) -> None:
+    """A hook that was deleted or is no longer executable code fails with one line."""
     hook = Hook.find(home, str(writing), TEN_SECONDS)
     writing.unlink()
     failure = hook.run(CHANGE)
@@ -177,38 +177,40 @@ def test_one_that_goes_while_it_is_watched_is_a_line(home: HomeLocation, writing
 
 
 @pytest.mark.cassandra
-def test_a_watch_tells_what_it_prints(
+def test_hook_receives_the_lines_that_a_watch_prints(
     standin: StandIn, cluster: ScyllaCluster, writing: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The same lines in the same order, of an outage too; a watch that begins again tells only what is new."""
+    """Hook and output have the same lines in the same order, outages included."""
+    # A restarted watch runs the hook only for new changes.
     home = str(cluster.home.parent.parent)
     watching = [
         *(sys.executable, "-m", "cdc_platform", "--home", home, "watch", "prod"),
         *("--interval", "0.2", "--json", "--hook", str(writing)),
     ]
-    with _running(watching) as started:
-        assert started.stdout is not None
-        await_true(lambda: len(told(tmp_path)) >= 6, 120, "the first look")
+    with _running(watching) as watch:
+        assert watch.stdout is not None
+        await_true(lambda: len(read_alerts(tmp_path)) >= 6, 120, "the first look")
         standin.world.generation(SECOND_MS, time_uuid(SECOND_MS), description(time_uuid(SECOND_MS)))
-        await_true(lambda: "generation 2026-09-21T15:13:20.000Z" in _whos(tmp_path), 120, "the second generation")
+        await_true(lambda: "generation 2026-09-21T15:13:20.000Z" in _subjects(tmp_path), 120, "the second generation")
         for node in range(3):
             standin.proxy.kill(node)
-        await_true(lambda: "cluster" in _whos(tmp_path), 120, "the outage")
+        await_true(lambda: "cluster" in _subjects(tmp_path), 120, "the outage")
         standin.proxy.faults.down.clear()
-        await_true(lambda: told(tmp_path)[-1]["what"] == "answers again", 120, "the cluster")
-        started.terminate()
-        printed = [json.loads(line) for line in started.stdout.read().splitlines()]
-    assert printed[: len(told(tmp_path))] == told(tmp_path)
-    assert {each["cluster"] for each in printed} == {"prod"}
+        await_true(lambda: read_alerts(tmp_path)[-1]["what"] == "answers again", 120, "the cluster")
+        watch.terminate()
+        printed = [json.loads(line) for line in watch.stdout.read().splitlines()]
+    assert printed[: len(read_alerts(tmp_path))] == read_alerts(tmp_path)
+    assert {line["cluster"] for line in printed} == {"prod"}
     (tmp_path / "told").unlink()
-    again = run("--home", home, "watch", "prod", "--polls", "1", "--json", "--hook", str(writing))
-    assert (again.exit_code, again.stderr, told(tmp_path)) == (0, "", [])
-    assert len(again.stdout.splitlines()) >= 7
+    answer = run("--home", home, "watch", "prod", "--polls", "1", "--json", "--hook", str(writing))
+    assert (answer.exit_code, answer.stderr, read_alerts(tmp_path)) == (0, "", [])
+    assert len(answer.stdout.splitlines()) >= 7
 
 
 @pytest.mark.cassandra
-def test_a_watch_goes_on_whatever_its_hook_does(standin: StandIn, cluster: ScyllaCluster, tmp_path: Path) -> None:
-    """One that hangs by the home's setting, and shows no password: warnings, and every change is printed."""
+def test_watch_continues_with_a_hanging_hook(standin: StandIn, cluster: ScyllaCluster, tmp_path: Path) -> None:
+    """The home's setting limits the hook's time; failures are warnings."""
+    # The watch prints each change, and the hook gets no password.
     home = cluster.home.parent.parent
     (home / "settings.toml").write_text("cluster_hook_ms = 300\n", encoding="utf-8")
     program = script(tmp_path, f"env >> '{tmp_path}/env'; sleep 600")
@@ -217,17 +219,18 @@ def test_a_watch_goes_on_whatever_its_hook_does(standin: StandIn, cluster: Scyll
     assert len(answer.stdout.splitlines()) == 6
     assert all(line.endswith("[hook-failed]") for line in answer.stderr.splitlines())
     assert "killed after 0.3 s" in answer.stderr
-    seen = (tmp_path / "env").read_text(encoding="utf-8")
-    assert "PATH=" in seen
-    assert not any(word in seen for word in (USER, PASSWORD, OBSERVER[1]))
+    environment = (tmp_path / "env").read_text(encoding="utf-8")
+    assert "PATH=" in environment
+    assert not any(word in environment for word in (USER, PASSWORD, OBSERVER[1]))
 
 
 @pytest.mark.cassandra
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
-def test_a_watch_that_is_ended_leaves_no_hook_behind(
+def test_ended_watch_leaves_no_running_hook(
     number: signal.Signals, standin: StandIn, cluster: ScyllaCluster, tmp_path: Path
 ) -> None:
-    """One that hangs goes with it, or after Ctrl-C with its own time; the rest is counted there and not told."""
+    """A hanging hook ends with the watch, or after Ctrl-C within its timeout."""
+    # After Ctrl-C a message counts the dropped changes.
     home = cluster.home.parent.parent
     seconds = 1 if number == signal.SIGINT else 300
     (home / "settings.toml").write_text(f"cluster_hook_ms = {seconds}000\n", encoding="utf-8")
@@ -237,36 +240,37 @@ def test_a_watch_that_is_ended_leaves_no_hook_behind(
         *("--interval", "0.2", "--json", "--hook", str(program)),
     ]
     pids = tmp_path / "pids"
-    with _running(watching) as started:
+    with _running(watching) as watch:
         await_true(lambda: pids.exists() and pids.read_text(encoding="utf-8").endswith("\n"), 120, "the hook")
-        started.send_signal(number)
-        started.wait(60)
-        assert started.stderr is not None
-        told_last = started.stderr.read()
-    assert ("changes at the end [hook-failed]" in told_last) == (number == signal.SIGINT)
+        watch.send_signal(number)
+        watch.wait(60)
+        assert watch.stderr is not None
+        stderr = watch.stderr.read()
+    assert ("changes at the end [hook-failed]" in stderr) == (number == signal.SIGINT)
     for pid in pids.read_text(encoding="utf-8").split():
         await_true(lambda pid=pid: not _runs(int(pid)), 30, "the end of the hook")
 
 
 @pytest.mark.cassandra
-def test_what_was_noted_is_told_once_however_often_it_is_asked(
+def test_recorded_changes_are_sent_once(
     standin: StandIn, cluster: ScyllaCluster, writing: Path, tmp_path: Path
 ) -> None:
-    """From the first time on; an outage, of all or of a node, as it comes and as it goes; one set anew begins anew."""
+    """Alerts begin with the first call, and outages of the cluster or a node are sent at start and end."""
+    # After `forget_alerts` they begin again.
     home, warnings = open_home_location(cluster.home.parent.parent), list[str]()
     hook = Hook.find(home, str(writing), TEN_SECONDS)
 
-    def tick(seen: MetadataSnapshot | Unreachable = GLANCE) -> list[tuple[str, str]]:
+    def tick(snapshot: MetadataSnapshot | Unreachable = GLANCE) -> list[tuple[str, str]]:
         (tmp_path / "told").unlink(missing_ok=True)
         for _ in range(2):
-            send_alerts(cluster, hook, Clock(), seen, warnings.append)
-        return [(each["who"], each["what"]) for each in told(tmp_path)]
+            send_alerts(cluster, hook, Clock(), snapshot, warnings.append)
+        return [(entry["who"], entry["what"]) for entry in read_alerts(tmp_path)]
 
     assert tick() == []
     run_observation(cluster, Clock())
-    noted = cluster_changes.read_cluster_changes(Lake(cluster.open_home().lake))
-    assert len(noted) == 6
-    assert tick() == [(each.change.who, each.change.what) for each in noted]
+    recorded = cluster_changes.read_cluster_changes(Lake(cluster.open_home().lake))
+    assert len(recorded) == 6
+    assert tick() == [(entry.change.who, entry.change.what) for entry in recorded]
     assert tick() == []
     assert tick(Unreachable("prod: no node is up")) == [("cluster", "prod: no node is up")]
     assert tick(Unreachable("prod: no answer in time")) == []
@@ -278,17 +282,18 @@ def test_what_was_noted_is_told_once_however_often_it_is_asked(
     assert (tick(), warnings) == ([], [])
 
 
-def test_an_ingest_that_falls_behind_is_one_alert_a_level(writing: Path, tmp_path: Path) -> None:
-    """Half of the TTL, three quarters, all of it, also while the cluster is down; then that it has caught up."""
+def test_lag_of_an_ingest_is_one_alert_per_level(writing: Path, tmp_path: Path) -> None:
+    """The levels are half, three quarters and all of the TTL, also during an outage."""
+    # The last alert says that the ingest has caught up.
     home, cluster = ingested_home(tmp_path / "mirror", [ReadLog("t"), ReadLog("forever", 0), ReadLog("new", 400, None)])
     hook, warnings = Hook.find(home, str(writing), TEN_SECONDS), list[str]()
 
-    def tick(after_s: int, seen: MetadataSnapshot | Unreachable = GLANCE) -> list[tuple[str, str]]:
+    def tick(after_s: int, snapshot: MetadataSnapshot | Unreachable = GLANCE) -> list[tuple[str, str]]:
         (tmp_path / "told").unlink(missing_ok=True)
         clock = Clock(Microseconds(POSITION_US + 1 + after_s * SECOND_US))
         for _ in range(2):
-            send_alerts(cluster, hook, clock, seen, warnings.append)
-        return [(each["who"], each["what"]) for each in told(tmp_path)]
+            send_alerts(cluster, hook, clock, snapshot, warnings.append)
+        return [(alert["who"], alert["what"]) for alert in read_alerts(tmp_path)]
 
     assert tick(199) == []
     assert tick(200) == [("table shop.t", "notice: half of the TTL of its unread log rows has passed")]
@@ -304,8 +309,8 @@ def test_an_ingest_that_falls_behind_is_one_alert_a_level(writing: Path, tmp_pat
     assert warnings == []
 
 
-def test_a_watch_shows_each_level_of_lag_as_a_change(tmp_path: Path) -> None:
-    """From one look to the next; a lag that stays at its level is no change, and neither is one of an earlier look."""
+def test_watch_reports_each_level_of_lag_as_a_change(tmp_path: Path) -> None:
+    """Only a lag that reaches another level since the previous poll is a change."""
     _, cluster = ingested_home(tmp_path / "home", [ReadLog("t"), ReadLog("new", windows=None)])
     lake = Lake(cluster.open_home().lake)
 
@@ -329,10 +334,10 @@ def test_a_watch_shows_each_level_of_lag_as_a_change(tmp_path: Path) -> None:
 
 
 @pytest.mark.cassandra
-def test_what_a_home_had_before_changes_were_noted_is_no_change(
+def test_home_without_a_table_of_changes_sends_only_later_changes(
     standin: StandIn, cluster: ScyllaCluster, writing: Path, tmp_path: Path
 ) -> None:
-    """One of an earlier version has no table of changes: it is told of what comes, and its history says so."""
+    """A home of an earlier version has no table of changes; its history states so for what it already had."""
     home = open_home_location(cluster.home.parent.parent)
     run_observation(cluster, Clock())
     shutil.rmtree(cluster.home / "lake" / "platform" / "cluster_changes")
@@ -341,23 +346,23 @@ def test_what_a_home_had_before_changes_were_noted_is_no_change(
     standin.world.generation(SECOND_MS, time_uuid(SECOND_MS), description(time_uuid(SECOND_MS)))
     run_observation(cluster, Clock())
     send_alerts(cluster, hook, Clock(), GLANCE, print)
-    assert [each["who"] for each in told(tmp_path)] == ["generation 2026-09-21T15:13:20.000Z"]
-    noted = [each.change.what for each in cluster_changes.read_cluster_changes(lake)]
-    assert noted == [*["was there before changes were noted"] * 6, noted[-1]]
+    assert [entry["who"] for entry in read_alerts(tmp_path)] == ["generation 2026-09-21T15:13:20.000Z"]
+    recorded = [entry.change.what for entry in cluster_changes.read_cluster_changes(lake)]
+    assert recorded == [*["was there before changes were noted"] * 6, recorded[-1]]
 
 
-def test_a_hook_of_a_name_is_looked_for_on_the_path(
+def test_hook_without_a_folder_is_found_on_the_path(
     home: HomeLocation, writing: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As the shell finds it; what is not on it is refused."""
+    """The platform finds a hook as the shell does, and refuses one that is not on the path."""
     monkeypatch.setenv("PATH", f"{writing.parent}{os.pathsep}{os.environ['PATH']}")
     assert Hook.find(home, "hook.sh", TEN_SECONDS).program == str(writing)
     with pytest.raises(InputError, match="there is no such program"):
         Hook.find(home, "no-such-hook.sh", TEN_SECONDS)
 
 
-def _whos(folder: Path) -> set[str]:
-    return {each["who"] for each in told(folder)}
+def _subjects(folder: Path) -> set[str]:
+    return {alert["who"] for alert in read_alerts(folder)}
 
 
 def _runs(pid: int) -> bool:
@@ -367,9 +372,9 @@ def _runs(pid: int) -> bool:
 
 @contextmanager
 def _running(command: list[str]) -> Iterator[subprocess.Popen[str]]:
-    """A program that ends with the block."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as started:
+    """Run a program that is killed when the block exits."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
-            yield started
+            yield process
         finally:
-            started.kill()
+            process.kill()

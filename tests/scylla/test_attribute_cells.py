@@ -1,4 +1,4 @@
-"""Cells of Alternator's `:attrs` in pages of rows: decoded, left out, hashed, and everything that is no map."""
+"""Cells of Alternator's `:attrs` in pages of rows are decoded, left out or hashed; cells that are no map stay."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ ITEMS = st.lists(st.one_of(st.none(), st.lists(st.tuples(NAMES, VALUES), max_siz
 
 @given(ITEMS, st.integers(0, 2))
 def test_cells_are_decoded_in_order(items: list[list[tuple[str, tuple[str, object]]] | None], skipped: int) -> None:
-    """Whatever the number of attributes, and for a part of an array, too."""
+    """This holds for any number of attributes, and for a slice of an array."""
     cells = [None if item is None else encode_map([(n, encode_attribute(v)) for n, v in item]) for item in items]
     array = pa.array([b"skipped"] * skipped + cells, pa.binary()).slice(skipped)
     decoded = decode_attribute_cells(array, NO_RULES)
-    found = [None if cell is None else decode_map(cell) for cell in decoded.cells.to_pylist()]
-    shown = [None if item is None else [(name, json.loads(text)) for name, text in item] for item in found]
-    assert shown == [None if item is None else [(name, as_json(v)) for name, v in item] for item in items]
+    maps = [None if cell is None else decode_map(cell) for cell in decoded.cells.to_pylist()]
+    items_read = [None if item is None else [(name, json.loads(text)) for name, text in item] for item in maps]
+    assert items_read == [None if item is None else [(name, as_json(v)) for name, v in item] for item in items]
     assert not decoded.undecoded
 
 
-def test_values_that_do_not_follow_the_format_are_counted_by_name() -> None:
-    """They stay in their place."""
+def test_undecodable_values_are_counted_by_name() -> None:
+    """They keep their position."""
     decoded = decode_attribute_cells(pa.array([encode_map(ITEM), None, encode_map(ITEM)], pa.binary()), NO_RULES)
     assert decoded.undecoded == {"": 2}
     assert [name for name, _ in decode_map(decoded.cells[2].as_py())] == ["a", "b.c", ""]
@@ -57,8 +57,8 @@ NO_MAPS = [
 
 
 @pytest.mark.parametrize("cell", NO_MAPS, ids=range(len(NO_MAPS)))
-def test_cells_that_are_no_maps_stay_as_they_are(cell: bytes) -> None:
-    """Their neighbours are decoded; later they count as invalid for the column's type."""
+def test_cells_that_are_no_maps_stay_unchanged(cell: bytes) -> None:
+    """Other cells are decoded; these later count as invalid for the column's type."""
     good = encode_map(ITEM)
     decoded = decode_attribute_cells(pa.array([good, cell, good], pa.binary()), NO_RULES).cells.to_pylist()
     assert decoded[1] == cell
@@ -66,7 +66,7 @@ def test_cells_that_are_no_maps_stay_as_they_are(cell: bytes) -> None:
 
 
 def test_attributes_are_left_out_or_hashed() -> None:
-    """A hash is that of the stored bytes, so that equal values have equal hashes; a hidden value is not counted."""
+    """The hash covers the stored bytes, so equal values have equal hashes; a hidden value is not counted."""
     rules = AttributeRules({"a"}, {"b.c", "", "missing"}, KEY)
     decoded = decode_attribute_cells(pa.array([encode_map(ITEM), encode_map(ITEM[:1]), None], pa.binary()), rules)
     first, second, third = decoded.cells.to_pylist()
@@ -81,6 +81,6 @@ def test_attributes_are_left_out_or_hashed() -> None:
 
 
 def test_names_of_left_out_attributes_are_dropped() -> None:
-    """From the names of deleted attributes; a set without any others is null, as if nothing had been deleted."""
+    """Sets of deleted attributes lose these names; an empty set becomes null, as if nothing had been deleted."""
     cells = pa.array([encode_set(["a", "b"]), encode_set(["a"]), encode_set(["c"]), None, b"\x00"], pa.binary())
     assert drop_attribute_names(cells, {"a"}).to_pylist() == [encode_set(["b"]), None, encode_set(["c"]), None, b"\x00"]

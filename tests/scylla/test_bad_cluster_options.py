@@ -1,6 +1,6 @@
-"""Wrong values of every option of the commands about live clusters: one line that says the rule, and nothing done.
+"""Invalid values of every option of the cluster commands are one line with the rule, without any effect.
 
-No server is asked: what cannot be meant is refused before. `test_bad_clusters` has the servers.
+No server is needed, as values are checked first. `test_bad_clusters` has the servers.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ OTHERS = [
 
 
 @pytest.mark.parametrize("case", [*SECONDS, *TIMES, *TABLES, *CONTACTS, *OTHERS], ids=lambda case: case.name)
-def test_a_wrong_value_is_one_line(case: Case, tmp_path: Path) -> None:
-    """With exit code 2; the home stays as it is, and no secret is repeated."""
+def test_invalid_value_is_one_line(case: Case, tmp_path: Path) -> None:
+    """The exit code is 2; the home stays unchanged, and no secret is repeated."""
     home = tmp_path / "home"
     registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     assert "hunter2" not in assert_refused(case, home, tmp_path)
@@ -130,8 +130,8 @@ def test_a_wrong_value_is_one_line(case: Case, tmp_path: Path) -> None:
     "text",
     ["include = ", "include = 'shop.*'", "tables = ['shop.*']", "include = ['orders']", "include = [1]", "\xff"],
 )
-def test_a_malformed_list_of_tables_is_one_line(text: str, tmp_path: Path) -> None:
-    """By the name of its file, before anything is connected to."""
+def test_malformed_list_of_tables_is_one_line(text: str, tmp_path: Path) -> None:
+    """The line names the file, before a connection is made."""
     home, file = tmp_path / "home", tmp_path / "list.toml"
     registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     file.write_text(text, "latin-1")
@@ -139,7 +139,7 @@ def test_a_malformed_list_of_tables_is_one_line(text: str, tmp_path: Path) -> No
     assert_refused(case, home, tmp_path)
 
 
-OF_SPARK: list[tuple[dict[str, str], str]] = [
+SPARK_OPTIONS: list[tuple[dict[str, str], str]] = [
     ({"table": "nodot"}, "keyspace.table"),
     ({"table": "shop."}, "keyspace.table"),
     ({"by": "magic"}, "it is streams or ranges"),
@@ -157,9 +157,9 @@ OF_SPARK: list[tuple[dict[str, str], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("changes", "says"), OF_SPARK, ids=lambda value: str(value)[:40])
-def test_a_wrong_option_of_the_data_source_is_one_line(changes: dict[str, str], says: str, tmp_path: Path) -> None:
-    """It is refused as the query is planned, by name and value; no folder is made."""
+@pytest.mark.parametrize(("changes", "says"), SPARK_OPTIONS, ids=lambda value: str(value)[:40])
+def test_invalid_option_of_the_data_source_is_one_line(changes: dict[str, str], says: str, tmp_path: Path) -> None:
+    """Planning the query refuses it by name and value, and creates no folder."""
     home = tmp_path / "home"
     registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     given = {name: value.replace("{dir}", str(tmp_path)) for name, value in changes.items()}
@@ -172,8 +172,8 @@ def test_a_wrong_option_of_the_data_source_is_one_line(changes: dict[str, str], 
 
 
 @pytest.mark.parametrize("missing", ["home", "cluster", "table"])
-def test_an_option_of_the_data_source_that_is_missing_is_named(missing: str) -> None:
-    """With all that there are."""
-    whole = {"home": "home", "cluster": "prod", "table": "shop.t"}
+def test_missing_option_of_the_data_source_is_named(missing: str) -> None:
+    """The message lists all options."""
+    options = {"home": "home", "cluster": "prod", "table": "shop.t"}
     with pytest.raises(InputError, match=f"option {missing} is missing; the options are home, cluster, table"):
-        ScyllaCdc({name: value for name, value in whole.items() if name != missing}).schema()
+        ScyllaCdc({name: value for name, value in options.items() if name != missing}).schema()

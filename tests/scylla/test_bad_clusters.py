@@ -1,6 +1,6 @@
-"""Wrong connections and broken clusters: one line that says the mend, exit code 2, and nothing written.
+"""A wrong connection or a broken cluster is one line with a remedy, exit code 2, and no write.
 
-A table of what is wrong with the request, and one of what is wrong with the cluster; the servers are real.
+One table has wrong requests and one has faults of the cluster; the servers are real.
 """
 
 from __future__ import annotations
@@ -73,8 +73,8 @@ REQUESTS = [
 
 
 @pytest.mark.parametrize("case", REQUESTS, ids=lambda case: case.name)
-def test_a_wrong_request_is_one_line(case: Case, tmp_path: Path) -> None:
-    """What cannot be meant is refused before anything is connected to."""
+def test_invalid_request_prints_one_line(case: Case, tmp_path: Path) -> None:
+    """An invalid request is refused before a connection is made."""
     home = tmp_path / "home"
     registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
     assert_refused(case, home, tmp_path)
@@ -82,7 +82,7 @@ def test_a_wrong_request_is_one_line(case: Case, tmp_path: Path) -> None:
 
 @dataclass(frozen=True)
 class Secret:
-    """What is wrong with where a secret or a certificate is to be."""
+    """A fault of the place that should have a secret or a certificate."""
 
     name: str
     says: str
@@ -113,8 +113,8 @@ SECRETS = [
 
 
 @pytest.mark.parametrize("case", SECRETS, ids=lambda case: case.name)
-def test_a_secret_that_cannot_be_had_is_one_line(case: Secret, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The line names the place and never what is in it; nothing is connected to."""
+def test_unavailable_secret_is_one_line(case: Secret, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line names the place and never its content; no connection is made."""
     for name, (text, mode) in case.files.items():
         (tmp_path / name).write_text(text)
         (tmp_path / name).chmod(mode)
@@ -128,8 +128,8 @@ def test_a_secret_that_cannot_be_had_is_one_line(case: Secret, tmp_path: Path, m
     answer = run("--home", tmp_path / "home", "observe", "prod")
     assert answer.exit_code == 2
     assert_one_line(answer.stderr, case.says)
-    _, _, mend = answer.stderr.partition("; ")
-    assert mend, "what there is to do, which cluster test tells as the mend"
+    _, _, remedy = answer.stderr.partition("; ")
+    assert remedy, "what there is to do, which cluster test tells as the mend"
     assert "hunter2" not in answer.stderr
 
 
@@ -138,7 +138,7 @@ Break = Callable[[StandIn, pytest.MonkeyPatch, Path], dict[str, object]]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a cluster: `happens` makes it so and answers what of the connection is another for it."""
+    """A fault of a cluster; `happens` causes it and returns the connection options that it changes."""
 
     name: str
     says: str
@@ -177,7 +177,7 @@ def _changes(**changes: object) -> Break:
     return lambda standin, env, folder: changes
 
 
-def _tls_is_not_spoken(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+def _server_without_tls(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
     return {"tls": True, "tls_ca": str(_certificates(folder).ca)}
 
 
@@ -202,15 +202,15 @@ def _overloaded(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict
     return {}
 
 
-def _contradicts(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
-    """A token with two owners: no ring."""
-    one, other = nodes(2)
-    standin.world.put("scylla.topology", key="topology", host_id=other.host_id, tokens={str(one.tokens[0])})
+def _two_owners_of_a_token(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
+    """A token has two owners, so there is no ring."""
+    first, second = nodes(2)
+    standin.world.put("scylla.topology", key="topology", host_id=second.host_id, tokens={str(first.tokens[0])})
     return {}
 
 
 def _hostile_rack(standin: StandIn, env: pytest.MonkeyPatch, folder: Path) -> dict[str, object]:
-    """A rack that would clear the terminal of whoever looks at the ring."""
+    """A rack's name has an escape sequence that would clear the terminal."""
     host_id = nodes(1)[0].host_id
     standin.world.put("scylla.topology", key="topology", host_id=host_id, rack="\x1b[2Jr1")
     return {}
@@ -223,7 +223,7 @@ FAULTS = [
     Fault("permissions missing", "GRANT SELECT ON system.", _not_granted),
     Fault("unknown host", "unknown host", _changes(contacts=("no-such-host.invalid:9042",))),
     Fault("wrong port", "nothing listens", _changes(contacts=("127.0.0.1:1",))),
-    Fault("TLS that the server does not speak", "does not use TLS", _tls_is_not_spoken),
+    Fault("TLS that the server does not speak", "does not use TLS", _server_without_tls),
     Fault("unknown datacenter", "no datacenter moon, but datacenter1", _changes(datacenter="moon")),
     Fault("a version without CDC", "no table of CDC generations", _of_version("4.2")),
     Fault("a plain Cassandra", "it is no ScyllaDB", _of_version("Cassandra")),
@@ -231,7 +231,7 @@ FAULTS = [
     Fault("nodes that hang", "in time", _paused),
     Fault("too few replicas", "replicas", _unavailable),
     Fault("always overloaded", "could not be read", _overloaded),
-    Fault("a token with two owners", "token", _contradicts),
+    Fault("a token with two owners", "token", _two_owners_of_a_token),
     Fault("a rack with an escape", r"rack: '\x1b[2Jr1' is no name", _hostile_rack),
 ]
 
@@ -241,7 +241,7 @@ FAULTS = [
 def test_a_broken_cluster_is_one_line(
     fault: Fault, standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An observation fails with what is wrong and how to mend it, and takes in nothing."""
+    """An observation fails with the fault and its remedy, and imports nothing."""
     changes = fault.happens(standin, monkeypatch, tmp_path)
     _assert_refused(standin.connection(**changes), fault.says, tmp_path)
 
@@ -257,14 +257,14 @@ def test_a_broken_cluster_is_one_line(
     ],
     ids=["HTTP", "closes", "SSH", "a broken SUPPORTED", "an error"],
 )
-def test_a_server_that_is_none_is_one_line(answer: bytes, says: str, tmp_path: Path) -> None:
-    """What answers something else, or nothing, is told of by what it did."""
+def test_other_server_is_one_line(answer: bytes, says: str, tmp_path: Path) -> None:
+    """The line describes the response of a server that does not speak CQL, or that it gave none."""
     with listening(answer) as port:
         _assert_refused(Connection(contacts=(f"127.0.0.1:{port}",), connect_timeout=5), says, tmp_path)
 
 
-def test_a_server_that_says_nothing_is_given_up_in_time(tmp_path: Path) -> None:
-    """It takes the connection and is silent."""
+def test_silent_server_times_out(tmp_path: Path) -> None:
+    """The server accepts the connection and sends nothing."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         contact = f"127.0.0.1:{silent.getsockname()[1]}"
         _assert_refused(Connection(contacts=(contact,), connect_timeout=0.3), "no response in time", tmp_path)
@@ -281,17 +281,15 @@ def test_a_server_that_says_nothing_is_given_up_in_time(tmp_path: Path) -> None:
     ],
     ids=["no TLS", "an unknown CA", "no certificate of the client", "another host name"],
 )
-def test_tls_that_does_not_fit_is_one_line(
-    changes: dict[str, object], says: str, standin: StandIn, tmp_path: Path
-) -> None:
-    """A server with TLS that wants a client's certificate says what is missing."""
-    made = _certificates(tmp_path)
-    proxy = Proxy(standin.server.port, free_ports(1)[0], 1, tls=made.server(wants_client=True))
+def test_tls_mismatch_is_one_line(changes: dict[str, object], says: str, standin: StandIn, tmp_path: Path) -> None:
+    """The message for a TLS server that requires a client's certificate names the missing option."""
+    certificates = _certificates(tmp_path)
+    proxy = Proxy(standin.server.port, free_ports(1)[0], 1, tls=certificates.server(wants_client=True))
     try:
-        values = {"contacts": (f"127.0.0.1:{proxy.port}",), "tls": True, "tls_ca": str(made.ca)} | changes
+        values = {"contacts": (f"127.0.0.1:{proxy.port}",), "tls": True, "tls_ca": str(certificates.ca)} | changes
         contacts = values["contacts"]
         assert isinstance(contacts, tuple)
-        values["contacts"] = tuple(each.replace("{port}", str(proxy.port)) for each in contacts)
+        values["contacts"] = tuple(contact.replace("{port}", str(proxy.port)) for contact in contacts)
         _assert_refused(standin.connection(**values), says, tmp_path)
     finally:
         proxy.stop()

@@ -1,6 +1,7 @@
-"""Broken servers as every command about live clusters meets them: a line with the mend, no row, no trace, no secret.
+"""Each command on a broken server prints one line with a remedy, and no traceback or secret; it stores no row.
 
-What an observation alone finds broken is in `test_bad_clusters`, wrong values of options are in `test_bad_options`.
+`test_bad_clusters` has faults that only an observation finds, and `test_bad_cluster_options` has wrong values of
+options.
 """
 
 from __future__ import annotations
@@ -37,14 +38,14 @@ COMMANDS = {
 
 @dataclass(frozen=True)
 class Nobody:
-    """Where no CQL server is: what it answers to the first bytes, None for where nothing listens."""
+    """An address without a CQL server, and its response to the first bytes; None if nothing listens there."""
 
     name: str
     says: str
     answer: bytes | None = None
 
 
-NOBODIES = [
+NO_SERVERS = [
     Nobody("unknown host", "unknown host"),
     Nobody("wrong port", "nothing listens"),
     Nobody("HTTP", "no CQL server", b"HTTP/1.1 400 Bad Request\r\n\r\n"),
@@ -56,9 +57,9 @@ NOBODIES = [
 
 @A_SERVER
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize("nobody", NOBODIES, ids=lambda nobody: nobody.name)
-def test_where_no_cql_server_is(nobody: Nobody, command: str, tmp_path: Path) -> None:
-    """It is told of by what it did, in one line, and in time."""
+@pytest.mark.parametrize("nobody", NO_SERVERS, ids=lambda nobody: nobody.name)
+def test_address_without_a_cql_server_is_one_line(nobody: Nobody, command: str, tmp_path: Path) -> None:
+    """One line, printed in time, describes what the address did."""
     with listening(nobody.answer or b"") as port:
         host = "no-such-host.invalid" if nobody.name == "unknown host" else "127.0.0.1"
         contact = f"{host}:{1 if nobody.answer is None else port}"
@@ -68,12 +69,12 @@ def test_where_no_cql_server_is(nobody: Nobody, command: str, tmp_path: Path) ->
         args, code = COMMANDS[command]
         answer = run("--home", home, *args)
     assert answer.exit_code == code, answer
-    assert nobody.says in _told(command, answer)
+    assert nobody.says in _message(command, answer)
     assert listing(home) == before or command == "watch"
 
 
-def _told(command: str, answer: Answer) -> str:
-    """The line that a command had to say."""
+def _message(command: str, answer: Answer) -> str:
+    """Return the message of a command."""
     if command == "ingest":
         assert_one_line(answer.stderr, "")
         return answer.stderr
@@ -81,7 +82,7 @@ def _told(command: str, answer: Answer) -> str:
     if command == "watch":
         (change,) = [json.loads(line) for line in answer.stdout.splitlines()]
         return change["what"]
-    (failed,) = [each for each in answer.rows if not each["ok"]]
+    (failed,) = [row for row in answer.rows if not row["ok"]]
     assert failed["remedy"]
     return f"{failed['message']} {failed['remedy']}"
 
@@ -91,7 +92,7 @@ Happens = Callable[[StandIn, LiveLog, pytest.MonkeyPatch], None]
 
 @dataclass(frozen=True)
 class Fault:
-    """What is wrong with a cluster whose log is to be brought in, and what is said of it."""
+    """A fault of a cluster whose log is to be ingested, and the expected message."""
 
     name: str
     says: str
@@ -128,7 +129,7 @@ def _dropped(*tables: str) -> Happens:
     return happens
 
 
-def _no_column(standin: StandIn, log: LiveLog, env: pytest.MonkeyPatch) -> None:
+def _drop_column(standin: StandIn, log: LiveLog, env: pytest.MonkeyPatch) -> None:
     standin.world.run(f'ALTER TABLE {LOG} DROP "cdc$operation"')
     standin.world.made(log.schema, FIRST_MS)
 
@@ -152,7 +153,7 @@ FAULTS = [
     Fault("a log without its table", "no table shop.t with a CDC log", _dropped("shop.t")),
     Fault("a table without its log", "no table shop.t with a CDC log", _dropped(LOG)),
     Fault("neither", "no table shop.t with a CDC log", _dropped(LOG, "shop.t")),
-    Fault("a log that is none", "cdc$operation", _no_column),
+    Fault("a log that is none", "cdc$operation", _drop_column),
     Fault("no such keyspace", "no table shops.t with", lambda *of: None, ("prod", "shops.t")),
     Fault("capitals without quotes", "no table shop.carts with", lambda *of: None, ("prod", "Shop.Carts")),
 ]
@@ -161,19 +162,19 @@ FAULTS = [
 @A_SERVER
 @pytest.mark.cassandra
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
-def test_an_ingest_of_a_broken_cluster_is_one_line(
+def test_ingest_of_a_broken_cluster_is_one_line(
     fault: Fault, standin: StandIn, log: LiveLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With exit code 2, what to do about it, no secret; and not one row in the lake, nor a position."""
+    """The command exits with code 2 and one line that has the remedy and no secret; the lake has no row or position."""
     log.write([FIRST_US + 1])
     timeout = {"request_timeout": 1.0} if "hang" in fault.name else {}
     cluster = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", standin.connection(**timeout))
     fault.happens(standin, log, monkeypatch)
     answer = run("--home", tmp_path / "home", "ingest", *fault.args)
     assert (answer.exit_code, answer.stdout) == (2, ""), answer
-    # Within a second a busy machine may not be told a node's time, which is a warning of its own.
-    told = [line for line in answer.stderr.splitlines() if not line.startswith("warning: node ")]
-    assert_one_line("\n".join(told), fault.says)
+    # A busy machine may not get a node's time within a second, which is a separate warning.
+    lines = [line for line in answer.stderr.splitlines() if not line.startswith("warning: node ")]
+    assert_one_line("\n".join(lines), fault.says)
     assert "hunter2" not in answer.stderr
     assert OBSERVER[1] not in answer.stderr
     assert not lake_of(cluster).exists(log_table(log.schema))
@@ -202,8 +203,9 @@ MISSING = {
 @A_SERVER
 @pytest.mark.cassandra
 @pytest.mark.parametrize("table", MISSING)
-def test_a_table_that_is_missing_is_done_without_or_named(table: str, standin: StandIn, cluster: ScyllaCluster) -> None:
-    """No version lacks just that one; an observation takes in what the others tell, or says what it cannot."""
+def test_missing_table_is_replaced_by_others_or_named(table: str, standin: StandIn, cluster: ScyllaCluster) -> None:
+    """No version is without just one of these tables."""
+    # An observation imports what the other tables have, or names the missing one.
     standin.proxy.version = replace(NEWEST, tables=NEWEST.tables - {table})
     before = listing(cluster.home.parent.parent)
     answer = run("--home", cluster.home.parent.parent, "observe", "prod")
@@ -217,8 +219,8 @@ def test_a_table_that_is_missing_is_done_without_or_named(table: str, standin: S
 
 
 @pytest.mark.cassandra
-def test_names_that_need_quotes_come_in_as_they_are(standin: StandIn, cluster: ScyllaCluster) -> None:
-    """Keyspace, table and columns, capitals and words of CQL's own; the GRANT that a role lacks has the quotes too."""
+def test_names_that_need_quotes_are_ingested(standin: StandIn, cluster: ScyllaCluster) -> None:
+    """Keyspace, table and columns may have capitals and be reserved words of CQL."""
     ddl = DDL.replace("shop.t", '"Shop"."Order"').replace("v int", '"Select" int')
     log = LiveLog(standin.world, defined(ddl), GENERATIONS).make()
     standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
@@ -233,15 +235,15 @@ def test_names_that_need_quotes_come_in_as_they_are(standin: StandIn, cluster: S
 
 
 @pytest.mark.cassandra
-def test_a_log_that_a_role_may_not_read_is_named_as_a_grant_needs_it(
+def test_missing_permission_on_a_log_is_a_grant_statement(
     standin: StandIn, cluster: ScyllaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all that tells of CDC granted; the statement can be run as it stands, and then the rows come."""
+    """All other permissions are granted; after the printed statement has run as it is, the ingest succeeds."""
     log = LiveLog(standin.world, defined(DDL.replace("shop.t", '"Shop"."Order"')), GENERATIONS).make()
     log.write([FIRST_US + 1])
     home = cluster.home.parent.parent
     keyspaces = ("scylla", "scylla_distributed", *(f"node{node}" for node in range(NODES)))
-    granted = [f"GRANT SELECT ON KEYSPACE {each} TO {PLAIN[0]}" for each in keyspaces]
+    granted = [f"GRANT SELECT ON KEYSPACE {keyspace} TO {PLAIN[0]}" for keyspace in keyspaces]
     ingest = ("--home", home, "ingest", "prod", '"Shop"."Order"')
     try:
         for statement in granted:
@@ -260,7 +262,7 @@ def test_a_log_that_a_role_may_not_read_is_named_as_a_grant_needs_it(
     finally:
         for statement in granted:
             standin.world.run(statement.replace("GRANT", "REVOKE").replace(" TO ", " FROM "))
-        # What every plain role may read, whoever tests it.
+        # Every plain role may read these; other tests need them.
         for node in range(NODES):
             for table in ("local", "peers"):
                 standin.world.run(f"GRANT SELECT ON TABLE node{node}.{table} TO {PLAIN[0]}")

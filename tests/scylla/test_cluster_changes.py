@@ -1,4 +1,4 @@
-"""The words of what became other of a table in a live cluster."""
+"""The description of a changed table in a live cluster."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ WORDS = {
 
 
 @pytest.mark.parametrize(("before", "after", "words"), WORDS.values(), ids=WORDS)
-def test_what_is_said_of_a_table_that_was_altered(before: str, after: str, words: str) -> None:
-    """What is shown of it; the time of the last alteration where that is all there is to tell."""
+def test_description_of_an_altered_table(before: str, after: str, words: str) -> None:
+    """It has the visible change, or the time of the last alteration if nothing else changed."""
     key = ("table shop.t", "")
-    (told,) = diff_states({key: STATE + before}, {key: STATE + after}, Microseconds(0))
-    assert told.what == words
+    (change,) = diff_states({key: STATE + before}, {key: STATE + after}, Microseconds(0))
+    assert change.what == words

@@ -1,4 +1,4 @@
-"""How clusters are reached: addresses of nodes, a port per node, encrypted keys, secrets in files that change."""
+"""Connections to clusters: node addresses, a port per node, encrypted keys, secrets in files that change."""
 
 from __future__ import annotations
 
@@ -36,50 +36,50 @@ def other_port(standin: StandIn) -> Iterator[Proxy]:
     proxy.stop()
 
 
-def add(standin: StandIn, folder: Path, *options: str) -> Path:
-    """Register the stand-in as people do; return the home."""
+def register(standin: StandIn, folder: Path, *options: str) -> Path:
+    """Register the stand-in with the command line; return the home."""
     home = folder / "home"
     contact = ("--contact", f"127.0.0.1:{standin.proxy.port}", "--user-env", "CDC_TEST_USER")
-    added = run("--home", home, "cluster", "add", "prod", *contact, "--password-env", "CDC_TEST_PASSWORD", *options)
-    assert added.exit_code == 0, added.stderr
+    answer = run("--home", home, "cluster", "add", "prod", *contact, "--password-env", "CDC_TEST_PASSWORD", *options)
+    assert answer.exit_code == 0, answer.stderr
     return home
 
 
-def found(home: Path) -> ScyllaCluster:
-    """The cluster as the next process has it."""
+def find_cluster(home: Path) -> ScyllaCluster:
+    """Return the cluster as a new process reads it."""
     return registry.find_cluster(open_home_location(home), "prod")
 
 
 def test_nodes_with_private_addresses_are_reached_at_public_ones(
     standin: StandIn, other_port: Proxy, log: LiveLog, workers: TaskRunner, tmp_path: Path
 ) -> None:
-    """By a map with a port of its own for one of them; the home has the cluster's own addresses."""
-    for place in range(NODES):
+    """A map, with another port for one node, gives the public addresses; the home has the cluster's own addresses."""
+    for index in range(NODES):
         for node in nodes():
-            standin.world.delete(f"node{place}.peers", "peer = %s", node.address)
-    standin.world.cluster([replace(node, address=PRIVATE[place]) for place, node in enumerate(nodes())])
+            standin.world.delete(f"node{index}.peers", "peer = %s", node.address)
+    standin.world.cluster([replace(node, address=PRIVATE[index]) for index, node in enumerate(nodes())])
     options = [
         f"--address={PRIVATE[0]}=127.0.0.1",
         f"--address={PRIVATE[1]}=127.0.0.2:{other_port.port}",
         f"--address={PRIVATE[2]}=127.0.0.3:{standin.proxy.port}",
     ]
-    home = add(standin, tmp_path, *options)
+    home = register(standin, tmp_path, *options)
     log.write([1_790_000_000_000_001])
-    checked = run("--home", home, "cluster", "test", "prod")
-    assert checked.exit_code == 0, checked.stdout
-    assert [address for address in PRIVATE if f"node {address}" not in checked.stdout] == [], checked.stdout
-    bring(found(home), workers, way="streams")
-    assert_each_once(found(home), log)
-    assert found(home).node_addresses() == sorted(PRIVATE)
+    check = run("--home", home, "cluster", "test", "prod")
+    assert check.exit_code == 0, check.stdout
+    assert [address for address in PRIVATE if f"node {address}" not in check.stdout] == [], check.stdout
+    bring(find_cluster(home), workers, way="streams")
+    assert_each_once(find_cluster(home), log)
+    assert find_cluster(home).node_addresses() == sorted(PRIVATE)
     assert {node for node, _ in standin.proxy.statements} == {0, 2}
     assert {node for node, _ in other_port.statements} == {1}
-    # A task of Spark has one connection, to each node in turn.
+    # A Spark task has one connection; task numbers spread them over the nodes.
     for number in range(3):
-        with open_session("prod", found(home).connection, one_node=number) as live:
+        with open_session("prod", find_cluster(home).connection, one_node=number) as live:
             assert live.node == PRIVATE[number]
     # Known nodes are tried at their public addresses as well.
-    moved = found(home).connection.model_copy(update={"contacts": ("127.0.0.1:1",)})
-    with open_session("prod", moved, known_nodes=found(home).node_addresses) as live:
+    moved = find_cluster(home).connection.model_copy(update={"contacts": ("127.0.0.1:1",)})
+    with open_session("prod", moved, known_nodes=find_cluster(home).node_addresses) as live:
         assert [member.address for member in live.members] == list(PRIVATE)
 
 
@@ -87,38 +87,38 @@ def test_contact_points_may_have_a_port_each(
     standin: StandIn, other_port: Proxy, log: LiveLog, workers: TaskRunner, tmp_path: Path
 ) -> None:
     """A node listens at the port of its contact point, and others at that of the first."""
-    home = add(standin, tmp_path, "--contact", f"127.0.0.2:{other_port.port}")
+    home = register(standin, tmp_path, "--contact", f"127.0.0.2:{other_port.port}")
     log.write([1_790_000_000_000_001])
-    bring(found(home), workers)
-    assert_each_once(found(home), log)
+    bring(find_cluster(home), workers)
+    assert_each_once(find_cluster(home), log)
     assert {node for node, _ in standin.proxy.statements} == {0, 2}
     assert {node for node, _ in other_port.statements} == {1}
 
 
-def test_a_connection_reads_as_it_was_written(standin: StandIn, tmp_path: Path) -> None:
-    """Every option of it, and as the arguments that `home copy` advises."""
+def test_stored_connection_has_every_option(standin: StandIn, tmp_path: Path) -> None:
+    """The arguments that `home copy` advises give the same connection again."""
     files = ("--tls", "--tls-cert", "c.pem", "--tls-key", "k.pem", "--tls-key-password-file", "pass")
-    more = ("--consistency", "quorum", "--rate", "500", "--request-rate", "20", "--datacenter", "near")
-    home = add(standin, tmp_path, *files, *more, "--address", "10.0.0.1=db.example:19042")
-    connection = found(home).connection
+    limits = ("--consistency", "quorum", "--rate", "500", "--request-rate", "20", "--datacenter", "near")
+    home = register(standin, tmp_path, *files, *limits, "--address", "10.0.0.1=db.example:19042")
+    connection = find_cluster(home).connection
     assert (connection.consistency, connection.rows_per_second, connection.requests_per_second) == ("QUORUM", 500, 20)
     assert connection.addresses == {"10.0.0.1": "db.example:19042"}
-    again = tmp_path / "again"
-    added = run("--home", again, "cluster", "add", "prod", *registry.connection_options(connection))
-    assert added.exit_code == 0, added.stderr
-    assert found(again).connection == connection
-    assert hash(found(again).connection) == hash(connection)
+    copy = tmp_path / "again"
+    answer = run("--home", copy, "cluster", "add", "prod", *registry.connection_options(connection))
+    assert answer.exit_code == 0, answer.stderr
+    assert find_cluster(copy).connection == connection
+    assert hash(find_cluster(copy).connection) == hash(connection)
 
 
 @pytest.fixture
 def encrypted(tmp_path: Path) -> dict[str, str]:
     """A client certificate whose key has a passphrase."""
-    made = make_certificates(tmp_path)
-    certificate, key = made.client
-    closed = tmp_path / "closed.key"
-    command = ["openssl", "ec", "-in", key, "-out", closed, "-aes256", "-passout", "pass:open sesame"]
+    certificates = make_certificates(tmp_path)
+    certificate, key = certificates.client
+    encrypted_key = tmp_path / "closed.key"
+    command = ["openssl", "ec", "-in", key, "-out", encrypted_key, "-aes256", "-passout", "pass:open sesame"]
     subprocess.run(list(map(str, command)), check=True, capture_output=True, timeout=60)
-    return {"tls_cert": str(certificate), "tls_key": str(closed), "tls_ca": str(made.ca)}
+    return {"tls_cert": str(certificate), "tls_key": str(encrypted_key), "tls_ca": str(certificates.ca)}
 
 
 @pytest.mark.parametrize(
@@ -131,10 +131,10 @@ def encrypted(tmp_path: Path) -> dict[str, str]:
         (None, "passphrase"),
     ],
 )
-def test_a_key_with_a_passphrase_takes_it_from_a_file(
+def test_passphrase_of_a_key_is_read_from_a_file(
     encrypted: dict[str, str], tmp_path: Path, text: str | None, says: str | None
 ) -> None:
-    """The message names the file, never what is in it."""
+    """Messages name the file, never its content."""
     file = tmp_path / "passphrase"
     if text is not None:
         file.write_text(text)
@@ -149,7 +149,7 @@ def test_a_key_with_a_passphrase_takes_it_from_a_file(
 
 
 class Mounted:
-    """User and password as Kubernetes mounts them: links to files of a folder that is replaced at once."""
+    """User and password as Kubernetes mounts them: links to files in a folder that is replaced atomically."""
 
     def __init__(self, folder: Path, secret: tuple[str, str]) -> None:
         self._folder, self._versions = folder, 0
@@ -159,7 +159,7 @@ class Mounted:
             (folder / name).symlink_to(Path("..data", name))
 
     def write(self, secret: tuple[str, str]) -> None:
-        """Replace both."""
+        """Replace both secrets."""
         self._versions += 1
         version = self._folder / f"..{self._versions}"
         version.mkdir()
@@ -173,21 +173,21 @@ class Mounted:
         (self._folder / "..data").unlink()
 
     def connection(self, standin: StandIn) -> Connection:
-        """How to reach the stand-in with them."""
+        """Return a connection to the stand-in with these secrets."""
         files = {name: str(self._folder / name.removesuffix("_file")) for name in ("user_file", "password_file")}
         return standin.connection(user_env=None, password_env=None, **files)
 
 
 @pytest.fixture
 def mounted(tmp_path: Path) -> Mounted:
-    """The observer's."""
+    """The mounted secrets of the observer."""
     return Mounted(tmp_path / "secret", OBSERVER)
 
 
 def test_secrets_come_from_mounted_files(
     standin: StandIn, mounted: Mounted, log: LiveLog, workers: TaskRunner, tmp_path: Path
 ) -> None:
-    """Whatever the mode of the files; no file of the home has them."""
+    """The files may have any mode; no file of the home has the password."""
     log.write([1_790_000_000_000_001])
     cluster = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", mounted.connection(standin))
     bring(cluster, workers)
@@ -196,8 +196,9 @@ def test_secrets_come_from_mounted_files(
         assert not file.is_file() or OBSERVER[1].encode() not in file.read_bytes()
 
 
-def test_a_secret_that_was_replaced_is_read_again(standin: StandIn, mounted: Mounted) -> None:
-    """After it was read and before the cluster rejected it; one that stays wrong is rejected once more."""
+def test_replaced_secret_is_read_again(standin: StandIn, mounted: Mounted) -> None:
+    """The secret changes after it was read and before the cluster rejects it."""
+    # A secret that stays wrong is rejected after one retry.
     mounted.write((OBSERVER[0], "outdated"))
     standin.proxy.faults.at_login = [lambda: mounted.write(OBSERVER)]
     with open_session("prod", mounted.connection(standin)) as live:
@@ -209,8 +210,9 @@ def test_a_secret_that_was_replaced_is_read_again(standin: StandIn, mounted: Mou
     assert "outdated" not in str(refused.value)
 
 
-def test_an_open_session_follows_a_secret(standin: StandIn, mounted: Mounted) -> None:
-    """A sensor's lives for weeks: when its connections end, the next ones log in with what the files have then."""
+def test_open_session_uses_a_changed_secret(standin: StandIn, mounted: Mounted) -> None:
+    """A sensor's session lives for weeks; when its connections end, the next ones use the files' new content."""
+    # If the files are gone, the last secret remains in use.
     with open_session("prod", mounted.connection(standin)) as live:
         logins = standin.proxy.logins
         assert {user for user, _ in logins} == {OBSERVER[0]}

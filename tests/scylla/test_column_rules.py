@@ -1,4 +1,4 @@
-"""Columns that are left out or hashed: of every type, in rows of the log and of the table; what is refused."""
+"""Columns of every type can be left out or hashed in the log and in the table, with refusals of invalid rules."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ SCALARS = [
 ]
 ONE_VALUE = [*SCALARS, "frozen<map<text, int>>", "frozen<set<int>>", "frozen<list<text>>", "frozen<ut>"]
 ONE_VALUE += ["frozen<tuple<int, text>>", "tuple<int, text>", "vector<float, 3>"]
-SEVERAL_CELLS = ["map<text, int>", "set<int>", "list<text>", "ut", '"Ut"', "counter"]
+MULTI_CELL = ["map<text, int>", "set<int>", "list<text>", "ut", '"Ut"', "counter"]
 SECRET = b"a secret"
 
 
-def column(kind: str, place: str = "regular") -> dict[str, Any]:
-    """A column `v` as the schema lists it."""
-    return {"column_name": "v", "kind": place, "type": kind, "position": -1}
+def column(kind: str, column_kind: str = "regular") -> dict[str, Any]:
+    """Return a column `v` as the schema lists it."""
+    return {"column_name": "v", "kind": column_kind, "type": kind, "position": -1}
 
 
 @pytest.fixture
 def key_file(tmp_path: Path) -> Path:
-    """A file with a key."""
+    """A file with a hash key."""
     file = tmp_path / "hash.key"
     file.write_bytes(KEY + b"\n")
     file.chmod(0o600)
     return file
 
 
-@pytest.mark.parametrize("kind", [*ONE_VALUE, *SEVERAL_CELLS])
+@pytest.mark.parametrize("kind", [*ONE_VALUE, *MULTI_CELL])
 def test_a_column_of_any_type_is_left_out(kind: str) -> None:
-    """Neither the definition nor a row of the log or of the table has it."""
+    """Neither the definition nor a row of the log or of the table has the column."""
     rules = ColumnRules(left_out=frozenset({"v"}))
     other = column("int") | {"column_name": "w"}
     assert rules.define(("ks", "t"), [column(kind), other], dropped=False) == [other]
     names = ("p", "v", "cdc$deleted_v", "cdc$deleted_elements_v", "cdc$deleted_w", "w")
     page = RawPage(names, [pa.array([SECRET], pa.binary())] * 6, 1, b"state")
-    kept = rules.apply(page, None)
-    assert (kept.names, kept.rows, kept.paging_state) == (("p", "cdc$deleted_w", "w"), 1, b"state")
-    assert len(kept.columns) == 3
+    result = rules.apply(page, None)
+    assert (result.names, result.rows, result.paging_state) == (("p", "cdc$deleted_w", "w"), 1, b"state")
+    assert len(result.columns) == 3
 
 
 @pytest.mark.parametrize("kind", ONE_VALUE)
@@ -60,12 +60,12 @@ def test_a_column_with_one_value_of_any_type_is_hashed(kind: str) -> None:
     rules = ColumnRules(hashed=frozenset({"v"}))
     assert rules.define(("ks", "t"), [column(kind)], dropped=False) == [column("blob")]
     cells = pa.array([SECRET, None, b"", SECRET], pa.binary())
-    kept = rules.apply(RawPage(("v", "cdc$deleted_v"), [cells, cells], 4), KEY)
+    result = rules.apply(RawPage(("v", "cdc$deleted_v"), [cells, cells], 4), KEY)
     expected = [None if cell is None else hmac.new(KEY, cell, hashlib.sha256).digest() for cell in cells.to_pylist()]
-    assert kept.columns[0].to_pylist() == expected
-    assert kept.columns[1].to_pylist() == cells.to_pylist()
-    nothing = rules.apply(RawPage(("v",), [pa.nulls(2, pa.binary())], 2), KEY)
-    assert nothing.columns[0].to_pylist() == [None, None]
+    assert result.columns[0].to_pylist() == expected
+    assert result.columns[1].to_pylist() == cells.to_pylist()
+    nulls = rules.apply(RawPage(("v",), [pa.nulls(2, pa.binary())], 2), KEY)
+    assert nulls.columns[0].to_pylist() == [None, None]
 
 
 @pytest.mark.parametrize(
@@ -75,17 +75,17 @@ def test_a_column_with_one_value_of_any_type_is_hashed(kind: str) -> None:
         (ColumnRules(frozenset({"v"})), [column("int", "clustering")], "column v is part of the key of ks.t"),
         (ColumnRules(hashed=frozenset({"v"})), [column("int", "partition_key")], "column v is part of the key of ks.t"),
         (ColumnRules(frozenset({"w"})), [column("int")], "ks.t has no column w to leave out or hash; it has v"),
-        *((ColumnRules(hashed=frozenset({"v"})), [column(kind)], "column v of ks.t is a ") for kind in SEVERAL_CELLS),
+        *((ColumnRules(hashed=frozenset({"v"})), [column(kind)], "column v of ks.t is a ") for kind in MULTI_CELL),
     ],
 )
 def test_a_rule_that_cannot_apply_is_refused_by_name(rules: ColumnRules, columns: list[Any], message: str) -> None:
-    """Before anything of the table is read."""
+    """The refusal names the column before any row of the table is read."""
     with pytest.raises(InputError, match=message):
         rules.define(("ks", "t"), columns, dropped=False)
 
 
 def test_a_rule_about_a_dropped_column_stays() -> None:
-    """The table goes on without it."""
+    """The table's definition continues without the column."""
     assert ColumnRules(frozenset({"w"})).define(("ks", "t"), [column("int")], dropped=True) == [column("int")]
 
 
@@ -102,7 +102,7 @@ def test_a_rule_about_a_dropped_column_stays() -> None:
     ],
 )
 def test_columns_are_named_as_in_cql(text: str, parts: tuple[str, str, str]) -> None:
-    """With quotes where capitals or other characters count."""
+    """Quotes preserve capitals and other characters."""
     assert parse_column(text) == parts
 
 
@@ -125,8 +125,8 @@ def test_invalid_rules_are_refused(
         parse_rules(left_out, hashed, key_file)
 
 
-def test_a_key_file_has_a_key_that_nobody_else_can_read(tmp_path: Path, key_file: Path) -> None:
-    """Its contents are in no message."""
+def test_key_file_must_be_private_and_long_enough(tmp_path: Path, key_file: Path) -> None:
+    """No message has the file's content."""
     assert read_hash_key(str(key_file)) == KEY
     cases = {"missing": (None, 0o600, "No such file"), "open": (KEY, 0o644, "chmod 0600"), "short": (b"k", 0o600, "16")}
     for name, (content, mode, message) in cases.items():
@@ -140,7 +140,7 @@ def test_a_key_file_has_a_key_that_nobody_else_can_read(tmp_path: Path, key_file
 
 
 def test_rules_of_a_home_are_those_of_its_first_observation(tmp_path: Path, key_file: Path) -> None:
-    """Registering with other rules is refused once something was observed; the key itself is stored nowhere."""
+    """After an observation, registering with other rules is refused; the key itself is stored nowhere."""
     home = open_home_location(str(tmp_path / "home"))
     plain = Connection(contacts=("127.0.0.1:1",))
     ruled = plain.model_copy(update={"left_out": ("ks.t.v",), "hashed": ("ks.t.w",), "hash_key_file": str(key_file)})
@@ -163,7 +163,7 @@ def test_rules_of_a_home_are_those_of_its_first_observation(tmp_path: Path, key_
 
 
 def test_another_key_is_recognized(tmp_path: Path, key_file: Path) -> None:
-    """A file that changed would give equal values other hashes."""
+    """A changed key file is refused, because it would give equal values other hashes."""
     home = open_home_location(str(tmp_path / "home"))
     connection = Connection(contacts=("127.0.0.1:1",), hashed=("ks.t.v",), hash_key_file=str(key_file))
     stored = registry.add_cluster(home, "prod", connection).connection

@@ -1,4 +1,4 @@
-"""What `export` writes is loaded by ScyllaDB's own cqlsh, and is there then as the home has it."""
+"""ScyllaDB's own cqlsh loads the files of `export`, and the server then has the same rows as the home."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.cassandra, pytest.mark.timeout(600)]
 
 KEYSPACES = ("exported_shop", "exported_stock", "exported_odd")
 ODD = "exported_odd.told"
-MADE = """
+ODD_DDL = """
 CREATE KEYSPACE exported_odd WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1};
 CREATE TYPE exported_odd.pair (a int, "B" text);
 CREATE TABLE exported_odd.told (
@@ -46,20 +46,20 @@ INSIDE = tuple(text for text in TEXTS if "\\" not in text)
 
 
 def literal(text: str) -> str:
-    """A text as CQL writes it."""
+    """Return a text as a CQL literal."""
     return "'" + text.replace("'", "''") + "'"
 
 
 def statements() -> str:
-    """Each odd text as a key, a value, in collections and in user types; numbers and times that are far; nulls."""
+    """Return statements with each odd text as key, value, in collections and in user types; extreme numbers; nulls."""
     lines = []
     for number, text in enumerate(TEXTS):
-        said, other = literal(text), literal(INSIDE[-1 - number % len(INSIDE)])
-        told = literal(INSIDE[number % len(INSIDE)])
+        value, other = literal(text), literal(INSIDE[-1 - number % len(INSIDE)])
+        key = literal(INSIDE[number % len(INSIDE)])
         columns = "p, k, t, m, s, l, x, y, z"
         values = (
-            f"{literal(text or 'e')}, {number}, {said}, {{{told}: {other}}}, {{{told}, {other}}}, [{told}, {other}],"
-            f' {{a: 1, "B": {told}}}, {{a: 2, "B": {told}}}, (1, {told})'
+            f"{literal(text or 'e')}, {number}, {value}, {{{key}: {other}}}, {{{key}, {other}}}, [{key}, {other}],"
+            f' {{a: 1, "B": {key}}}, {{a: 2, "B": {key}}}, (1, {key})'
         )
         lines.append(f"INSERT INTO {ODD} ({columns}) VALUES ({values});")
     plain = "p, k, b, n, d, f, u, day, hour, at, o, i"
@@ -84,31 +84,31 @@ BREAKS = (("t", "'a\nb'"), ("s", "{'a\r'}"), ("m", "{'a': 'b\r\n'}"), ("l", "['\
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home of all kinds of generations, two plain logs, and one of odd values."""
+    """A home with all kinds of generations, two plain logs, and one log of odd values."""
     folder = tmp_path_factory.mktemp("copied")
-    made = eventful(folder)
-    for text in (MADE, statements()):
+    path = eventful(folder)
+    for text in (ODD_DDL, statements()):
         (folder / "odd.cql").write_text(text, encoding="utf-8")
         at = format_ms(Milliseconds(Clock().now_ms()))
-        ran = run("--home", made, "--clock", at, "cql", "run", folder / "odd.cql", "--apply")
-        assert ran.exit_code == 0, ran.stderr
-    return made
+        answer = run("--home", path, "--clock", at, "cql", "run", folder / "odd.cql", "--apply")
+        assert answer.exit_code == 0, answer.stderr
+    return path
 
 
 @pytest.fixture
 def loaded(standin: StandIn, home: Path, tmp_path: Path) -> Iterator[Path]:
-    """The exported folder, of which cqlsh has loaded everything into the stand-in's server."""
+    """The exported folder after cqlsh has loaded all of it into the stand-in's server."""
     for table in LOADED_TABLES:
-        standin.world.run(f"TRUNCATE {there(table.full_name)}")
-    ran = run("--home", home, "export", tmp_path / "out")
-    assert ran.exit_code == 0, ran.stderr
+        standin.world.run(f"TRUNCATE {server_name(table.full_name)}")
+    answer = run("--home", home, "export", tmp_path / "out")
+    assert answer.exit_code == 0, answer.stderr
     out = tmp_path / "out"
     for keyspace in KEYSPACES:
         replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}"
         standin.world.run(f"CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {replication}")
-    # The server has ScyllaDB's tables under other names; nothing but those is changed.
+    # The server has ScyllaDB's tables under other names; only those are changed.
     script = out / LOAD_SCRIPT_FILE
-    script.write_text("".join(renamed(line) for line in script.read_text().splitlines(keepends=True)))
+    script.write_text("".join(rename_copy(line) for line in script.read_text().splitlines(keepends=True)))
     for file in (out / "logs" / "tables.cql", script):
         cqlsh(standin, out, file)
     yield out
@@ -116,65 +116,76 @@ def loaded(standin: StandIn, home: Path, tmp_path: Path) -> Iterator[Path]:
         standin.world.run(f"DROP KEYSPACE {keyspace}")
 
 
-def there(name: str) -> str:
-    """What the stand-in's server calls a table."""
+def server_name(name: str) -> str:
+    """Return the name of a table in the stand-in's server."""
     return name.replace("system", "scylla", 1)
 
 
-def renamed(line: str) -> str:
-    """A COPY into the table that the stand-in's server has for it."""
+def rename_copy(line: str) -> str:
+    """Make a COPY load the table that the stand-in's server has instead."""
     return line.replace("COPY system", "COPY scylla", 1)
 
 
 def cqlsh(standin: StandIn, folder: Path, script: Path) -> None:
-    """Run a script as people do."""
-    where = ["127.0.0.1", str(standin.server.port), "-u", "cassandra", "-p", "cassandra", "--request-timeout", "60"]
-    command = [Path(sys.executable).parent / "cqlsh", *where, "-f", script]
-    ran = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
-    wrong = [line for line in (ran.stdout + ran.stderr).splitlines() if "rror" in line or "Failed" in line]
-    assert not wrong
+    """Run a script with cqlsh."""
+    connection = [
+        "127.0.0.1",
+        str(standin.server.port),
+        "-u",
+        "cassandra",
+        "-p",
+        "cassandra",
+        "--request-timeout",
+        "60",
+    ]
+    command = [Path(sys.executable).parent / "cqlsh", *connection, "-f", script]
+    result = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300)
+    assert result.returncode == 0, result.stdout + result.stderr
+    errors = [line for line in (result.stdout + result.stderr).splitlines() if "rror" in line or "Failed" in line]
+    assert not errors
 
 
 @pytest.mark.long("cqlsh, which starts processes of its own for each table")
-def test_every_row_is_there_as_the_home_has_it(standin: StandIn, home: Path, loaded: Path) -> None:
-    """Of ScyllaDB's own tables each column, of logs the bytes of each value."""
+def test_loaded_rows_equal_those_of_the_home(standin: StandIn, home: Path, loaded: Path) -> None:
+    """Every column of ScyllaDB's own tables and the bytes of every log value are equal."""
     lake = Lake(open_home_location(home).lake)
     compared = 0
     for table in LOADED_TABLES:
-        rows = standin.world.far_rows(f"SELECT * FROM {there(table.full_name)}")
-        found = sorted(repr({name: plain(name, row[name]) for name in table.schema.names}) for row in rows)
-        due = [{name: plain(name, row[name]) for name in table.schema.names} for row in lake.read(table).to_pylist()]
-        assert found == sorted(map(repr, due)), table.full_name
-        compared += len(due)
+        rows = standin.world.far_rows(f"SELECT * FROM {server_name(table.full_name)}")
+        loaded_rows = sorted(repr({name: plain(name, row[name]) for name in table.schema.names}) for row in rows)
+        expected = [
+            {name: plain(name, row[name]) for name in table.schema.names} for row in lake.read(table).to_pylist()
+        ]
+        assert loaded_rows == sorted(map(repr, expected)), table.full_name
+        compared += len(expected)
     assert compared > 20
     logs = {log.schema.keyspace: log for log in list_stored_logs(lake)}
     assert logs.keys() == set(KEYSPACES)
     for log in logs.values():
-        names = ", ".join(quote_name(each.name) for each in log.columns)
+        names = ", ".join(quote_name(column.name) for column in log.columns)
         rows = standin.world.bytes_of(f"SELECT {names} FROM {log.schema.keyspace}.{log.schema.log_name}")
-        kinds = [each.type for each in log.columns]
-        for number, (one, other) in enumerate(zip(sorted(rows), sorted(as_bytes(log)), strict=True)):
-            both = zip(kinds, log.columns, one, other, strict=True)
-            wrong = [(kind.cql, column.name, a, b) for kind, column, a, b in both if a != b]
-            assert not wrong, (number, wrong)
+        types = [column.type for column in log.columns]
+        for number, (loaded_row, stored_row) in enumerate(zip(sorted(rows), sorted(as_bytes(log)), strict=True)):
+            both = zip(types, log.columns, loaded_row, stored_row, strict=True)
+            differences = [(kind.cql, column.name, a, b) for kind, column, a, b in both if a != b]
+            assert not differences, (number, differences)
 
 
-def test_what_cqlsh_reads_otherwise_is_warned_of(home: Path, tmp_path: Path) -> None:
-    """In one line a file, with how many rows have some; the others are not named."""
+def test_values_that_cqlsh_misreads_cause_a_warning(home: Path, tmp_path: Path) -> None:
+    """One line per file has the number of such rows; files without them are not named."""
     copy = tmp_path / "home"
     assert run("home", "copy", home, copy).exit_code == 0
     rows = (f"INSERT INTO {ODD} (p, k, {name}) VALUES ('lines', 1, {value});" for name, value in BREAKS)
     (tmp_path / "more.cql").write_text("\n".join(rows), encoding="utf-8", newline="")
     assert run("--home", copy, "cql", "run", tmp_path / "more.cql", "--apply").exit_code == 0
-    ran = run("--home", copy, "export", tmp_path / "out")
-    (line,) = ran.stderr.splitlines()
+    answer = run("--home", copy, "export", tmp_path / "out")
+    (line,) = answer.stderr.splitlines()
     assert f"logs/{ODD}_scylla_cdc_log.csv has 4 rows with line breaks, or with backslashes in collections" in line
     assert line.endswith("[not-for-cqlsh]")
 
 
 def as_bytes(log: StoredLog) -> list[tuple[bytes | None, ...]]:
-    """The values of the lake's log, serialized."""
+    """Return the serialized values of the lake's log."""
     return [
         tuple(
             None if value is None else column.type.to_bytes(value)
@@ -185,13 +196,13 @@ def as_bytes(log: StoredLog) -> list[tuple[bytes | None, ...]]:
 
 
 def plain(name: str, value: Any) -> Any:
-    """A value of either side such that both compare: times in ms, sets in order."""
+    """Return a value of either side in a comparable form: times in ms, sets in order."""
     if isinstance(value, datetime):
         return ms_from_datetime(value)
     if isinstance(value, uuid.UUID):
         return str(value)
     if isinstance(value, dict):
-        return [plain("", each) for each in value.values()]
+        return [plain("", item) for item in value.values()]
     if name == "streams":
         return sorted(value)
-    return [plain("", each) for each in value] if isinstance(value, list | tuple) else value
+    return [plain("", item) for item in value] if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""A cluster of two datacenters: the near one is asked for all that is not a node's own."""
+"""In a cluster of two datacenters only the near one serves requests that any node can answer."""
 
 from __future__ import annotations
 
@@ -26,60 +26,60 @@ NEAR, FAR = {0, 2}, {1}
 
 @pytest.fixture
 def near(standin: StandIn) -> Connection:
-    """The middle one of three nodes is far."""
-    there = [replace(node, datacenter="far" if place in FAR else "near") for place, node in enumerate(nodes())]
-    standin.world.cluster(there)
+    """A connection to three nodes, the middle one of which is far."""
+    cluster_nodes = [replace(node, datacenter="far" if index in FAR else "near") for index, node in enumerate(nodes())]
+    standin.world.cluster(cluster_nodes)
     return standin.connection(datacenter="near")
 
 
-def asked(standin: StandIn) -> dict[str, set[int]]:
-    """Which nodes were asked for each table that is not a node's own."""
-    found: dict[str, set[int]] = {}
+def queried_nodes(standin: StandIn) -> dict[str, set[int]]:
+    """Return which nodes were queried for each table that is not node-local."""
+    nodes_by_table: dict[str, set[int]] = {}
     for node, text in standin.proxy.statements:
-        (table,) = (each for each in text.split(" FROM ")[1].split()[:1])
+        (table,) = (word for word in text.split(" FROM ")[1].split()[:1])
         if table not in NODE_LOCAL_TABLES and not table.startswith(("system.local", "system.peers")):
-            found.setdefault(table, set()).add(node)
-    return found
+            nodes_by_table.setdefault(table, set()).add(node)
+    return nodes_by_table
 
 
 @pytest.mark.parametrize("way", ["streams", "ranges"])
 @pytest.mark.parametrize("contact", [0, 1], ids=["a near contact", "a far contact"])
-def test_only_the_near_nodes_are_asked(
+def test_only_near_nodes_are_queried(
     standin: StandIn, near: Connection, log: LiveLog, workers: TaskRunner, tmp_path: Path, contact: int, way: str
 ) -> None:
-    """For published generations, for windows of a log and for the table itself; every node for its own clock."""
+    """This holds for published generations, windows of a log and the table; every node is asked for its clock."""
     contacts = (f"127.0.0.{contact + 1}:{standin.proxy.port}",)
     cluster = registry.add_cluster(
         open_home_location(tmp_path / "home"), "prod", near.model_copy(update={"contacts": contacts})
     )
-    log.write([place * 1000 + 1_790_000_000_000_001 for place in range(50)])
+    log.write([index * 1000 + 1_790_000_000_000_001 for index in range(50)])
     standin.proxy.statements.clear()
     bring(cluster, workers, way=way, current=True)
-    found = asked(standin)
-    assert set().union(*found.values()) == NEAR, found
-    assert {"shop.t", "shop.t_scylla_cdc_log"} <= {table.replace('"', "") for table in found}
-    assert found["system_distributed.cdc_streams_descriptions_v2"] <= NEAR
+    queried = queried_nodes(standin)
+    assert set().union(*queried.values()) == NEAR, queried
+    assert {"shop.t", "shop.t_scylla_cdc_log"} <= {table.replace('"', "") for table in queried}
+    assert queried["system_distributed.cdc_streams_descriptions_v2"] <= NEAR
     assert {node for node, text in standin.proxy.statements if "now() AS now" in text} == NEAR | FAR
     assert_each_once(cluster, log)
 
 
-def test_without_a_name_all_are_asked(
+def test_without_a_named_datacenter_all_nodes_are_queried(
     standin: StandIn, near: Connection, log: LiveLog, workers: TaskRunner, tmp_path: Path
 ) -> None:
-    """So that what is said of the near ones is seen here to be able to fail."""
+    """This shows that the test of the near nodes can fail."""
     cluster = registry.add_cluster(
         open_home_location(tmp_path / "home"), "prod", near.model_copy(update={"datacenter": None})
     )
     standin.proxy.statements.clear()
     bring(cluster, workers)
-    assert set().union(*asked(standin).values()) == NEAR | FAR
+    assert set().union(*queried_nodes(standin).values()) == NEAR | FAR
 
 
 @pytest.mark.parametrize("level", [None, "LOCAL_ONE", "QUORUM"])
 def test_far_nodes_serve_rows_only_at_levels_that_span_datacenters(
     standin: StandIn, near: Connection, log: LiveLog, workers: TaskRunner, tmp_path: Path, level: str | None
 ) -> None:
-    """A LOCAL_ level of a far node would be that of its own datacenter, which may lack rows."""
+    """A LOCAL_ level at a far node would cover its own datacenter only, where rows may be missing."""
     contacts = (f"127.0.0.2:{standin.proxy.port}",)
     changes = {"contacts": contacts, "consistency": level}
     cluster = registry.add_cluster(open_home_location(tmp_path / "home"), "prod", near.model_copy(update=changes))
@@ -119,7 +119,7 @@ def test_rows_are_read_at_the_level_that_the_datacenters_imply(
     level: str | None,
     expected: str,
 ) -> None:
-    """On the wire; one that is given counts, and metadata is read at QUORUM in any case."""
+    """A given level counts, as the proxy sees it; metadata is always read at QUORUM."""
     if not several:
         standin.world.empty({LOG_NAME, "shop.t"})
         standin.world.cluster(nodes())
@@ -136,20 +136,20 @@ def test_rows_are_read_at_the_level_that_the_datacenters_imply(
     assert levels == {getattr(ConsistencyLevel, expected)}
     metadata = {level for text, level in standin.proxy.levels if "system_distributed.cdc_streams_descriptions" in text}
     assert metadata == {ConsistencyLevel.QUORUM}
-    warned = [line for line in answer.stderr.splitlines() if "none is named" in line]
-    assert len(warned) == int(several and not named)
-    checked = run("--home", home, "cluster", "test", "prod")
-    assert ("datacenters" in checked.stdout) == several
-    assert ("--datacenter" in checked.stdout) == (several and not named)
+    warnings = [line for line in answer.stderr.splitlines() if "none is named" in line]
+    assert len(warnings) == int(several and not named)
+    check = run("--home", home, "cluster", "test", "prod")
+    assert ("datacenters" in check.stdout) == several
+    assert ("--datacenter" in check.stdout) == (several and not named)
 
 
-def test_another_name_is_one_line_with_those_there_are(standin: StandIn, near: Connection, tmp_path: Path) -> None:
-    """Of every command that asks the cluster."""
+def test_unknown_datacenter_is_one_line_with_the_known_ones(standin: StandIn, near: Connection, tmp_path: Path) -> None:
+    """This holds for every command that connects to the cluster."""
     home = tmp_path / "home"
     registry.add_cluster(open_home_location(home), "prod", near.model_copy(update={"datacenter": "nearer"}))
     for command in (("observe", "prod"), ("ingest", "prod", "shop.t"), ("cluster", "test", "prod")):
         answer = run("--home", home, *command)
         assert answer.exit_code != 0
-        told = answer.stderr if command[0] != "cluster" else " ".join(answer.stdout.split())
-        assert "no datacenter nearer, but far, near" in told
+        output = answer.stderr if command[0] != "cluster" else " ".join(answer.stdout.split())
+        assert "no datacenter nearer, but far, near" in output
         assert len(answer.stderr.splitlines()) <= 1

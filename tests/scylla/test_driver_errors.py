@@ -1,4 +1,4 @@
-"""What the driver raises as one line: the server's own words without the driver's wrapping, and a remedy that helps."""
+"""A driver error is one line: the server's own message without the driver's wrapping, and a suitable remedy."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ WORDS = "unconfigured table t"
     ],
     ids=lambda error: type(error).__name__,
 )
-def test_the_servers_own_words_are_shown_alone(error: Exception) -> None:
-    """Whatever the driver wraps them in, also where that is its `repr`."""
+def test_server_message_is_unwrapped(error: Exception) -> None:
+    """This holds for every wrapping by the driver, `repr` included."""
     assert server_message(error) == WORDS
     line = str(translate_error(error, "prod", "ks.t", "reader"))
     assert line.endswith(WORDS)
     assert "<" not in line
 
 
-def test_words_that_have_quotation_marks_are_shown_whole() -> None:
-    """A quoted name at the end of the server's words is theirs."""
+def test_server_message_with_quotation_marks_is_complete() -> None:
+    """A quoted name at the end belongs to the server's message."""
     assert server_message(Exception('<Error from server: code=2200 [x] message="no table "T"">')) == 'no table "T"'
 
 
@@ -44,8 +44,8 @@ def test_words_that_have_quotation_marks_are_shown_whole() -> None:
     ("table", "has_reason"),
     [("system_distributed.cdc_generation_timestamps", True), ('"shop"."t_scylla_cdc_log"', False), ("shop.t", False)],
 )
-def test_the_replicas_of_system_distributed_are_named_for_its_tables_alone(table: str, has_reason: bool) -> None:
-    """A keyspace of users has the replication that they gave it."""
+def test_replication_of_system_distributed_is_named_only_for_its_tables(table: str, has_reason: bool) -> None:
+    """Users choose the replication of their own keyspaces."""
     error = Unavailable("x", consistency=4, required_replicas=2, alive_replicas=1)
     line = str(translate_error(error, "prod", table, "reader"))
     assert "needs 2 replicas and 1 are up" in line
@@ -57,8 +57,8 @@ def test_the_replicas_of_system_distributed_are_named_for_its_tables_alone(table
     [AuthenticationFailed("no"), Unauthorized("no"), NoHostAvailable("no", {"a": AuthenticationFailed("no")})],
     ids=["login", "rights", "every node"],
 )
-def test_no_user_is_named_where_none_is_configured(error: Exception) -> None:
-    """The line says how to name one."""
+def test_message_names_no_user_if_none_is_configured(error: Exception) -> None:
+    """The line says how to configure one."""
     refusal = translate_error(error, "prod", "ks.t", None)
     assert "anonymous" not in str(refusal)
     assert "None" not in str(refusal)
@@ -76,15 +76,15 @@ def test_no_user_is_named_where_none_is_configured(error: Exception) -> None:
         (18, "--tls-ca", "--no-tls-hostname-check"),  # self-signed
         (19, "--tls-ca", "--no-tls-hostname-check"),  # self-signed in the chain
         (20, "--tls-ca", "--no-tls-hostname-check"),  # no local issuer
-        (21, "--tls-ca", "--no-tls-hostname-check"),  # the first one cannot be verified
+        (21, "--tls-ca", "--no-tls-hostname-check"),  # the first certificate cannot be verified
         (9, "clock", "--tls-ca"),
         (10, "clock", "--tls-ca"),
         (62, "--no-tls-hostname-check", "--tls-ca"),
         (64, "--no-tls-hostname-check", "--tls-ca"),
     ],
 )
-def test_a_certificate_that_is_not_accepted_has_the_remedy_that_helps(code: int, has: str, has_not: str) -> None:
-    """Another CA is no matter of host names, and the other way round."""
+def test_rejected_certificate_has_a_suitable_remedy(code: int, has: str, has_not: str) -> None:
+    """An unknown CA does not advise about host names, nor the other way round."""
     error = ssl.SSLCertVerificationError(1, "x")
     error.verify_code, error.verify_message = code, "as OpenSSL puts it"
     line = str(translate_connect_error(error, "10.0.0.1:9142"))

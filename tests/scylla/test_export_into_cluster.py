@@ -1,4 +1,4 @@
-"""A home is written into a CQL server beside production, where ScyllaDB's own client reads every change once."""
+"""A home is written into a CQL server next to production, where ScyllaDB's own client reads every change once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> HomeLocation:
 
 @pytest.fixture
 def target(standin: StandIn, home: HomeLocation, monkeypatch: pytest.MonkeyPatch) -> Iterator[ScyllaCluster]:
-    """The stand-in as a cluster that the home knows, by a user who may write; what was written goes at the end."""
+    """The stand-in as a registered cluster with a user who may write; the written keyspaces are dropped at the end."""
     monkeypatch.setenv(USER, EXPORTER[0])
     monkeypatch.setenv(PASSWORD, EXPORTER[1])
     standin.proxy.writers.add(EXPORTER[0])
@@ -60,42 +60,46 @@ def target(standin: StandIn, home: HomeLocation, monkeypatch: pytest.MonkeyPatch
         standin.world.run(f"DROP KEYSPACE IF EXISTS {keyspace}")
 
 
-def stored(home: HomeLocation, table: str) -> list[Key]:
-    """The keys of a log in the lake, sorted."""
+def read_keys(home: HomeLocation, table: str) -> list[Key]:
+    """Return the sorted keys of a log in the lake."""
     lake = Lake(home.lake)
     rows = lake.read(log_table(read_table_schema(lake, *table.split("."))), list(KEYS)).to_pylist()
     return sorted((row[KEYS[0]], uuid.UUID(row[KEYS[1]]), row[KEYS[2]]) for row in rows)
 
 
-def there(standin: StandIn, name: str) -> list[tuple[Any, ...]]:
-    """All rows of a table of the server, sorted."""
+def server_rows(standin: StandIn, name: str) -> list[tuple[Any, ...]]:
+    """Return all rows of a table of the server, sorted."""
     return sorted((tuple(row) for row in standin.world.rows(f"SELECT * FROM {name}")), key=repr)
 
 
 def export(target: ScyllaCluster, home: HomeLocation, **options: Any) -> Any:
-    """Export as fast as it goes."""
+    """Export without a rate limit."""
     return export_into_cluster(home, target, prefix=PREFIX, rate=1_000_000, **options)
 
 
-def _assert_in_order(read: list[ReadChange], begun: list[Milliseconds]) -> None:
-    """Generations one after the other, each with the changes of its time, and each stream by time and place."""
-    assert [ms for ms, _ in groupby(each.generation_ms for each in read)] == begun
+def _assert_in_order(read: list[ReadChange], starts: list[Milliseconds]) -> None:
+    """Assert that generations follow each other, each with its own changes, and that each stream is in order."""
+    assert [ms for ms, _ in groupby(change.generation_ms for change in read)] == starts
     last: dict[bytes, tuple[int, int]] = {}
-    for each in read:
-        at = (each.time.time, each.batch_seq_no)
-        assert at > last.get(each.stream, (0, 0))
-        last[each.stream] = at
-        written_ms = (each.time.time - 0x01B21DD213814000) // 10_000
-        assert max(ms for ms in begun if ms <= written_ms) == each.generation_ms
+    for change in read:
+        at = (change.time.time, change.batch_seq_no)
+        assert at > last.get(change.stream, (0, 0))
+        last[change.stream] = at
+        written_ms = (change.time.time - 0x01B21DD213814000) // 10_000
+        assert max(ms for ms in starts if ms <= written_ms) == change.generation_ms
 
 
 def _kill_within(standin: StandIn, home: HomeLocation, table: str) -> None:
-    """Export in a process of its own, which is killed by SIGKILL as soon as the server has rows of a table."""
+    """Export in another process, and kill it with SIGKILL as soon as the server has rows of a table."""
     command = [sys.executable, "-m", "cdc_platform", "--home", str(home.path), "export", "--cluster", "rehearsal"]
     with subprocess.Popen([*command, "--prefix", PREFIX, "--rate", "40"], stdout=subprocess.DEVNULL) as process:
         try:
             until = time.monotonic() + 90
-            while not (rows := _there_yet(standin, table)) and process.poll() is None and time.monotonic() < until:
+            while (
+                not (rows := _rows_if_table_exists(standin, table))
+                and process.poll() is None
+                and time.monotonic() < until
+            ):
                 time.sleep(0.02)
         finally:
             process.kill()
@@ -103,30 +107,30 @@ def _kill_within(standin: StandIn, home: HomeLocation, table: str) -> None:
     assert process.returncode == -signal.SIGKILL
 
 
-def _there_yet(standin: StandIn, table: str) -> list[Any]:
+def _rows_if_table_exists(standin: StandIn, table: str) -> list[Any]:
     try:
         return standin.world.rows(f"SELECT * FROM {table}")
     except (InvalidRequest, NoHostAvailable):
-        # It is not there, or is being made.
+        # The table does not exist yet.
         return []
 
 
-def test_killed_and_started_again_it_is_whole_and_read_once(
-    standin: StandIn, target: ScyllaCluster, home: HomeLocation
-) -> None:
-    """Killed within two tables, run whole, once more: the lake's rows, which ScyllaDB's client reads in order."""
+def test_export_is_complete_after_kills(standin: StandIn, target: ScyllaCluster, home: HomeLocation) -> None:
+    """After two kills and two complete runs the server has the lake's rows; ScyllaDB's client reads them in order."""
     streams = f"{PREFIX}_distributed.cdc_streams_descriptions_v2"
     for table in (streams, f"{TABLE}_scylla_cdc_log"):
         _kill_within(standin, home, table)
-        assert there(standin, f"{PREFIX}_distributed.cdc_generation_timestamps") == []
-    part = there(standin, f"{TABLE}_scylla_cdc_log")
+        assert server_rows(standin, f"{PREFIX}_distributed.cdc_generation_timestamps") == []
+    part = server_rows(standin, f"{TABLE}_scylla_cdc_log")
     done = export(target, home)
     assert set(done.keyspaces.values()) == {"marked"}
-    first = {each.full_name: there(standin, each.full_name) for each in done.tables}
-    assert {name: len(rows) for name, rows in first.items()} == {each.full_name: each.rows for each in done.tables}
+    first = {table_result.full_name: server_rows(standin, table_result.full_name) for table_result in done.tables}
+    assert {name: len(rows) for name, rows in first.items()} == {
+        table_result.full_name: table_result.rows for table_result in done.tables
+    }
     assert 0 < len(part) < len(first[f"{TABLE}_scylla_cdc_log"])
     export(target, home)
-    assert {name: there(standin, name) for name in first} == first
+    assert {name: server_rows(standin, name) for name in first} == first
     _assert_read(standin, home)
     standin.world.put(f"{PREFIX}_distributed.cdc_generation_timestamps", key="timestamps", time=1)
     with pytest.raises(StateError, match=r"has generation 1970-01-01T00:00:00\.001Z, which this home lacks"):
@@ -134,8 +138,11 @@ def test_killed_and_started_again_it_is_whole_and_read_once(
 
 
 def _assert_read(standin: StandIn, home: HomeLocation) -> None:
-    """Over a V1 rewrite, three joins and a tablet split: every change once, in order, of the generation of its time."""
-    # The server cannot be told of CDC options in CQL: the base tables get them past the proxy.
+    """Assert that the client reads each change once, in order and from the generation of its time.
+
+    The history has a V1 rewrite, three joins and a tablet split.
+    """
+    # CQL cannot set the server's CDC options, so the base tables get them without the proxy.
     for table in (TABLE, OF_TABLETS):
         standin.world.cdc_extension(*table.split("."), enabled="true", ttl="86400")
     standin.proxy.prefix = PREFIX
@@ -143,36 +150,37 @@ def _assert_read(standin: StandIn, home: HomeLocation) -> None:
     times = [row["time"] for row in lake.read(GENERATION_TIMESTAMPS, ["time"]).to_pylist()]
     sets = [row["timestamp"] for row in lake.read(TABLET_TIMESTAMPS, ["timestamp"]).to_pylist()]
     assert (len(times), len(sets)) == (4, 2)
-    expected = {table: stored(home, table) for table in (TABLE, OF_TABLETS)}
+    expected = {table: read_keys(home, table) for table in (TABLE, OF_TABLETS)}
     with ThreadPoolExecutor() as pool:
         port = standin.proxy.port
         reads = {t: pool.submit(read_log, "127.0.0.1", port, OBSERVER, t, len(rows)) for t, rows in expected.items()}
-    for table, begun in ((TABLE, times), (OF_TABLETS, sets)):
+    for table, starts in ((TABLE, times), (OF_TABLETS, sets)):
         read = reads[table].result()
-        assert sorted((each.stream, each.time, each.batch_seq_no) for each in read) == expected[table], table
-        _assert_in_order(read, sorted(map(ms_from_datetime, begun)))
+        assert sorted((change.stream, change.time, change.batch_seq_no) for change in read) == expected[table], table
+        _assert_in_order(read, sorted(map(ms_from_datetime, starts)))
     assert standin.proxy.refused == []
 
 
-def test_what_it_refuses(
+def test_export_refusals(
     standin: StandIn, target: ScyllaCluster, home: HomeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A keyspace with something else in it, the home's own cluster, ScyllaDB's keyspaces; who may not write."""
-    told = run("--home", home.path, "export", "--cluster", "rehearsal", "--dry-run")
-    assert told.exit_code == 2
-    assert f"CREATE TABLE IF NOT EXISTS scylla.{EXPORT_MARKER_TABLE}" in told.stderr
+    """A keyspace with other content, the home's own cluster and ScyllaDB's keyspaces are refused."""
+    # So is a role without permission to write.
+    answer = run("--home", home.path, "export", "--cluster", "rehearsal", "--dry-run")
+    assert answer.exit_code == 2
+    assert f"CREATE TABLE IF NOT EXISTS scylla.{EXPORT_MARKER_TABLE}" in answer.stderr
     with pytest.raises(InputError, match="own keyspaces"):
         export_into_cluster(home, target, prefix="system")
-    seen = home.path / "identity.json"
-    seen.write_text(ClusterIdentity(cluster_name="x", host_ids=(nodes()[1].host_id,)).model_dump_json())
+    identity = home.path / "identity.json"
+    identity.write_text(ClusterIdentity(cluster_name="x", host_ids=(nodes()[1].host_id,)).model_dump_json())
     with pytest.raises(StateError, match=r"is the cluster that this home is of: host .* at 127\.0\.0\.2"):
         export(target, home)
-    seen.unlink()
+    identity.unlink()
     dry = run("--home", home.path, "export", "--cluster", "rehearsal", "--prefix", PREFIX, "--dry-run", "--json")
     assert dry.exit_code == 0, dry.stderr
     assert dry.json["keyspaces"] == dict.fromkeys(sorted(KEYSPACES), "new")
     next_line = f"cdc-platform --home {home.path} export --cluster rehearsal --prefix {PREFIX}"
-    assert [each["command"] for each in dry.json["next"]] == [next_line]
+    assert [line["command"] for line in dry.json["next"]] == [next_line]
     assert not [text for _, text in standin.proxy.statements if not text.startswith("SELECT ")]
     monkeypatch.setenv(USER, OBSERVER[0])
     monkeypatch.setenv(PASSWORD, OBSERVER[1])
@@ -182,54 +190,56 @@ def test_what_it_refuses(
     assert standin.proxy.refused == []
 
 
-def test_a_cluster_that_is_observed_is_production(
+def test_observed_cluster_is_production(
     standin: StandIn, target: ScyllaCluster, home: HomeLocation, tmp_path: Path
 ) -> None:
-    """By its name or another, from its home or the one beside, and when it is forgotten: nothing without marks."""
+    """Without marks an export to it is refused: by another name, from another home, and after removal."""
     shutil.copytree(home.path, tmp_path / "home")
-    mine = open_home_location(tmp_path / "home")
-    prod = registry.add_cluster(mine, "prod", target.connection)
-    assert run("--home", mine.path, "observe", "prod").exit_code == 0
-    beside = registry.add_cluster(mine, "beside", target.connection.model_copy(update={"page_rows": 7}))
-    shutil.copytree(mine.lake, beside.open_home().lake, dirs_exist_ok=True)
+    copy = open_home_location(tmp_path / "home")
+    prod = registry.add_cluster(copy, "prod", target.connection)
+    assert run("--home", copy.path, "observe", "prod").exit_code == 0
+    beside = registry.add_cluster(copy, "beside", target.connection.model_copy(update={"page_rows": 7}))
+    shutil.copytree(copy.lake, beside.open_home().lake, dirs_exist_ok=True)
 
-    def refused(cluster: ScyllaCluster, by: HomeLocation = mine) -> None:
+    def refused(cluster: ScyllaCluster, source: HomeLocation = copy) -> None:
         with pytest.raises(
             StateError,
             match="observed here, as prod.*CREATE KEYSPACE IF NOT EXISTS beside WITH .*" + EXPORT_MARKER_TABLE,
         ):
-            export(cluster, by)
+            export(cluster, source)
 
-    told = run("--home", mine.path, "export", "--cluster", "prod", "--prefix", PREFIX)
-    assert told.exit_code == 2
-    assert "prod is a cluster that is observed here, as prod" in told.stderr
-    assert told.stderr.count("\n") == 1
-    refused(registry.find_cluster(mine, "prod"))
+    answer = run("--home", copy.path, "export", "--cluster", "prod", "--prefix", PREFIX)
+    assert answer.exit_code == 2
+    assert "prod is a cluster that is observed here, as prod" in answer.stderr
+    assert answer.stderr.count("\n") == 1
+    refused(registry.find_cluster(copy, "prod"))
     refused(target)
     refused(target, beside.open_home())
-    registry.remove_cluster(mine, "prod")
+    registry.remove_cluster(copy, "prod")
     refused(target)
-    standin.world.cluster([replace(each, host_id=uuid.UUID(int=0xBEEF + n)) for n, each in enumerate(nodes())])
+    standin.world.cluster([replace(node, host_id=uuid.UUID(int=0xBEEF + n)) for n, node in enumerate(nodes())])
     with pytest.raises(StateError, match="observed here, as prod"):
-        export(replace(prod, identity=ClusterIdentity(cluster_name="production", host_ids=())), mine)
+        export(replace(prod, identity=ClusterIdentity(cluster_name="production", host_ids=())), copy)
     standin.world.cluster(nodes())
     assert not [text for _, text in standin.proxy.statements if not text.startswith("SELECT ")]
-    there = {row.keyspace_name for row in standin.world.rows("SELECT keyspace_name FROM system_schema.keyspaces")}
-    assert there.isdisjoint(KEYSPACES)
+    keyspaces = {row.keyspace_name for row in standin.world.rows("SELECT keyspace_name FROM system_schema.keyspaces")}
+    assert keyspaces.isdisjoint(KEYSPACES)
 
     for name in KEYSPACES:
         standin.world.run(
             f"CREATE KEYSPACE {name} WITH replication = {{'class': 'SimpleStrategy', 'replication_factor': 1}}"
         )
         standin.world.run(f"CREATE TABLE {name}.{EXPORT_MARKER_TABLE} (key text PRIMARY KEY)")
-    assert set(export(target, mine, run=False).keyspaces.values()) == {"marked"}
+    assert set(export(target, copy, run=False).keyspaces.values()) == {"marked"}
 
 
 def test_one_module_writes_to_clusters() -> None:
-    """No other takes the driver's session, and none else has words that CQL writes by."""
+    """No other module uses the driver's session or has CQL words that write."""
     root = Path(__file__).resolve().parents[2] / "cdc_platform"
     texts = {path.relative_to(root).as_posix(): path.read_text(encoding="utf-8") for path in root.rglob("*.py")}
     assert {name for name, text in texts.items() if "live.driver" in text} == {"scylla/export.py"}
-    of_clusters = {name: text for name, text in texts.items() if name.startswith(("scylla/", "ingest/"))}
+    cluster_modules = {name: text for name, text in texts.items() if name.startswith(("scylla/", "ingest/"))}
     writing = ('"INSERT ', '"UPDATE ', '"DELETE ', '"TRUNCATE ', '"DROP ', '"ALTER ', '"BATCH ')
-    assert {name for name, text in of_clusters.items() if any(word in text for word in writing)} == {"scylla/export.py"}
+    assert {name for name, text in cluster_modules.items() if any(word in text for word in writing)} == {
+        "scylla/export.py"
+    }

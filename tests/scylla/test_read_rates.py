@@ -1,4 +1,4 @@
-"""Rates of reads: a token bucket by a clock of the test's own, and what a cluster is asked for in an ingest."""
+"""Read rates: a token bucket with the test's own clock, and an ingest that is limited by them."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from cdc_platform.scylla.rate import ReadMeter, TokenBucket
 
 
 class Watch:
-    """A clock that only sleeping moves."""
+    """A clock that only `sleep` advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
 
     def sleep(self, seconds: float) -> None:
-        """Move on."""
+        """Advance the clock."""
         self.now += seconds
 
 
 @pytest.mark.parametrize("rate", [1, 7, 1_000, 99_999])
-def test_a_bucket_holds_its_rate_over_every_interval(rate: int) -> None:
-    """No interval has more than its rate, a second's worth and the last one taken; no wait is longer than due."""
+def test_bucket_respects_its_rate_over_every_interval(rate: int) -> None:
+    """No interval exceeds its rate, one second's worth and the last amount; no wait is longer than needed."""
     watch, dice, taken = Watch(), random.Random(rate), list[tuple[float, float]]()
     bucket = TokenBucket(rate, lambda: watch.now, watch.sleep)
     for _ in range(300):
@@ -50,8 +50,8 @@ def test_a_bucket_holds_its_rate_over_every_interval(rate: int) -> None:
     assert steady.now - 100.0 == pytest.approx(99 * 0.5)
 
 
-def test_an_unlimited_meter_only_counts() -> None:
-    """And pages stay as large as they are asked for."""
+def test_unlimited_meter_only_counts() -> None:
+    """Pages stay as large as requested."""
     meter = ReadMeter(None, None)
     with meter.measure() as traffic:
         for _ in range(1_000):
@@ -61,7 +61,7 @@ def test_an_unlimited_meter_only_counts() -> None:
 
 
 def test_readers_share_a_rate() -> None:
-    """Tasks of Spark may all run at once; each may send something."""
+    """All tasks of Spark may run at once; each share allows some reads."""
     connection = Connection(contacts=("a",), rows_per_second=100, requests_per_second=3)
     shares = [(share.rows_per_second, share.requests_per_second) for share in map(connection.divided, (1, 4, 50))]
     assert shares == [(100, 3), (25, 1), (2, 1)]
@@ -70,19 +70,19 @@ def test_readers_share_a_rate() -> None:
 
 @pytest.mark.cassandra
 @pytest.mark.parametrize("limit", [("--rate", "150"), ("--request-rate", "5")], ids=["rows", "requests"])
-def test_an_ingest_keeps_to_its_rate(
+def test_ingest_respects_its_rate(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, limit: tuple[str, str]
 ) -> None:
-    """As measured by itself, and by the server's pages; all rows come once."""
-    log.write([FIRST_US + 1 + place for place in range(200)] + [SWITCH_US + 1 + place for place in range(100)])
+    """Both its own figures and the server's pages show this; all rows arrive once."""
+    log.write([FIRST_US + 1 + offset for offset in range(200)] + [SWITCH_US + 1 + offset for offset in range(100)])
     answer = run("--home", cluster.home.parent.parent, "ingest", "prod", "shop.t", "--json", *limit)
     assert answer.exit_code == 0, answer.stderr
     read = answer.json["read"]
     assert read["rows"] == 300
     assert read["requests"] == standin.proxy.faults.pages_asked
-    most = int(limit[1])
+    limit_per_second = int(limit[1])
     taken = read["rows"] if limit[0] == "--rate" else read["requests"]
-    # It may be slower for any reason; a page of each request in flight may be ahead.
-    assert read["seconds"] >= (taken - 2 * most) / most
-    assert taken > most
+    # It may be slower for any reason; one page of each request in flight may exceed the rate.
+    assert read["seconds"] >= (taken - 2 * limit_per_second) / limit_per_second
+    assert taken > limit_per_second
     assert_each_once(cluster, log)

@@ -1,4 +1,4 @@
-"""The stand-in itself: what it refuses and counts, so that what tests conclude from it holds."""
+"""The stand-in refuses and counts requests as the tests that use it assume."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.cassandra
 
 @pytest.fixture
 def session(standin: StandIn) -> Iterator[Session]:
-    """A superuser's, through the proxy."""
+    """A superuser's session through the proxy."""
     driver = Cluster(
         ["127.0.0.1"],
         port=standin.proxy.port,
@@ -41,31 +41,33 @@ def session(standin: StandIn) -> Iterator[Session]:
     driver.shutdown()
 
 
-def test_what_nobody_waits_for_any_more_is_not_under_way(standin: StandIn, session: Session) -> None:
-    """Requests of a connection that ends before their answers are not counted among those that come after it."""
+def test_requests_of_a_closed_connection_are_not_in_flight(standin: StandIn, session: Session) -> None:
+    """Requests of a connection that ends before their responses are not counted with later ones."""
     proxy, select = standin.proxy, "SELECT key FROM system.local"
-    await_true(lambda: sum(each["open_count"] for each in session.get_pool_state().values()) == 3, 20, "connections")
+    await_true(
+        lambda: sum(request["open_count"] for request in session.get_pool_state().values()) == 3, 20, "connections"
+    )
     proxy.faults.paused = {0, 1, 2}
-    asked = [session.execute_async(select) for _ in range(3)]
+    requests = [session.execute_async(select) for _ in range(3)]
     await_true(lambda: proxy.most_in_flight == 3, 20, "requests that are under way, one a node")
     for node in range(3):
         proxy.kill(node)
     standin.reset()
-    for each in asked:
+    for request in requests:
         with suppress(OperationTimedOut, NoHostAvailable):
-            each.result()
-    await_true(lambda: asked_alone(standin, session, select), 60, "an answer to who asks alone")
+            request.result()
+    await_true(lambda: is_only_request(standin, session, select), 60, "an answer to who asks alone")
 
 
-def one(session: Session, select: str) -> Any:
-    """The one row of an answer."""
+def get_row(session: Session, select: str) -> Any:
+    """Return the single row of a result."""
     row = session.execute(select).one()
     assert row is not None
     return row
 
 
-def asked_alone(standin: StandIn, session: Session, select: str) -> bool:
-    """Whether a node answers, as soon as the driver is connected to one again, and nothing else is under way."""
+def is_only_request(standin: StandIn, session: Session, select: str) -> bool:
+    """Return True if a node answers once the driver is connected again, with no other request in flight."""
     standin.proxy.most_in_flight = 0
     try:
         return session.execute(select).one() is not None and standin.proxy.most_in_flight == 1
@@ -73,8 +75,8 @@ def asked_alone(standin: StandIn, session: Session, select: str) -> bool:
         return False
 
 
-def test_it_only_reads_and_counts_what_it_refuses(standin: StandIn, session: Session) -> None:
-    """An INSERT, a prepared one, a batch and a USE come not through, even from a superuser; a SELECT does."""
+def test_only_reads_pass_and_refusals_are_counted(standin: StandIn, session: Session) -> None:
+    """An INSERT, a prepared one, a batch and a USE are refused even for a superuser; a SELECT passes."""
     insert = "INSERT INTO shop.orders (customer, item) VALUES ('a', 1)"
     batch = BatchStatement()
     batch.add(insert)
@@ -88,12 +90,12 @@ def test_it_only_reads_and_counts_what_it_refuses(standin: StandIn, session: Ses
 
 
 ELEMENTS = {"m": "m[1]", "s": "s[1]", "u": "u.a", "l": "l[0]"}
-TOLD = "Cannot use selection function writeTime on collections"
+REFUSAL = "Cannot use selection function writeTime on collections"
 
 
 @pytest.fixture
 def collections(standin: StandIn) -> Iterator[None]:
-    """A row with a map, a set, a list and a user type, none of them frozen, and a cell that is none of those."""
+    """A row with a map, a set, a list and a user type, none of them frozen, and an atomic cell."""
     standin.world.run("CREATE TYPE IF NOT EXISTS shop.told (a int, b text)")
     columns = "p int PRIMARY KEY, v int, m map<int, int>, s set<int>, l list<int>, u told"
     standin.world.run(f"CREATE TABLE shop.elements ({columns})")
@@ -105,26 +107,26 @@ def collections(standin: StandIn) -> Iterator[None]:
 
 
 @pytest.mark.usefixtures("collections")
-@pytest.mark.parametrize("version", [name for name, each in VERSIONS.items() if each.is_scylla])
+@pytest.mark.parametrize("version", [name for name, selection in VERSIONS.items() if selection.is_scylla])
 def test_it_tells_times_of_elements_as_its_version_does(standin: StandIn, session: Session, version: str) -> None:
-    """Of a whole collection never, of an element of a list never, of others from 2026.2 on; of a plain cell always."""
+    """Whole collections and elements of lists have none, others from 2026.2 on, atomic cells always."""
     standin.proxy.version = VERSIONS[version]
-    told = {"m", "s", "u"} if version in ("2026.2", "2026.3") else set[str]()
+    reported = {"m", "s", "u"} if version in ("2026.2", "2026.3") else set[str]()
     for function in ("writetime", "TTL", "WriteTime"):
         for column, element in ELEMENTS.items():
-            asked = [f"{function}({column})", f'{function}( "{column}" )']
-            asked += [] if column in told else [f"v, {function}({element})"]
-            for each in asked:
-                with pytest.raises(InvalidRequest, match=TOLD):
-                    session.execute(f"SELECT {each} FROM shop.elements")
-            if column in told:
-                assert len(one(session, f"SELECT v, {function}({element}) FROM shop.elements")) == 2
-        assert one(session, f"SELECT {function}(v) FROM shop.elements")[0] > 0
+            selections = [f"{function}({column})", f'{function}( "{column}" )']
+            selections += [] if column in reported else [f"v, {function}({element})"]
+            for selection in selections:
+                with pytest.raises(InvalidRequest, match=REFUSAL):
+                    session.execute(f"SELECT {selection} FROM shop.elements")
+            if column in reported:
+                assert len(get_row(session, f"SELECT v, {function}({element}) FROM shop.elements")) == 2
+        assert get_row(session, f"SELECT {function}(v) FROM shop.elements")[0] > 0
 
 
 @pytest.mark.usefixtures("collections")
 def test_cassandra_would_tell_them(standin: StandIn, session: Session) -> None:
-    """What the proxy refuses for a ScyllaDB is not refused for it by what is behind it, but for elements of lists."""
+    """The proxy, not the server behind it, refuses them, except for elements of lists."""
     standin.proxy.collections.clear()
     standin.proxy.lists.clear()
     for column, element in ELEMENTS.items():
@@ -149,7 +151,7 @@ def test_one(tmp_path):
 
 
 def is_running(pid: int) -> bool:
-    """Whether a process is there, and not only waits for somebody to ask how it ended."""
+    """Return True if the process exists and is not a zombie."""
     try:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0] not in "ZX"
     except (FileNotFoundError, ProcessLookupError):
@@ -158,8 +160,8 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["TERM", "KILL"])
-def test_no_server_outlives_a_run_that_is_ended(tmp_path: Path, number: signal.Signals) -> None:
-    """As `timeout` ends it: no fixture is torn down, and the server is gone."""
+def test_server_ends_with_a_killed_test_run(tmp_path: Path, number: signal.Signals) -> None:
+    """The server is gone after a signal such as that of `timeout`, which tears down no fixture."""
     java17()
     (tmp_path / "test_one.py").write_text(STARTS_ONE, encoding="utf-8")
     root = Path(__file__).resolve().parents[2]
@@ -168,8 +170,8 @@ def test_no_server_outlives_a_run_that_is_ended(tmp_path: Path, number: signal.S
     with subprocess.Popen(
         [*command, str(tmp_path / "test_one.py")], env=os.environ | {"PYTHONPATH": path}, stdout=subprocess.DEVNULL
     ) as running:
-        there = tmp_path / "pid"
-        pid = int(await_true(lambda: there.exists() and there.read_text(), 60, "to start a server"))
+        pid_file = tmp_path / "pid"
+        pid = int(await_true(lambda: pid_file.exists() and pid_file.read_text(), 60, "to start a server"))
         assert is_running(pid)
         running.send_signal(number)
     assert running.returncode == -number

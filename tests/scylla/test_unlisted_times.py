@@ -1,4 +1,4 @@
-"""The home of a live cluster mirrors it: nothing is made up there, and where it was, no row is lost in silence."""
+"""The home of a live cluster mirrors it: no generation is created there; if one was, no row is lost silently."""
 
 from __future__ import annotations
 
@@ -25,25 +25,25 @@ LATER_US = Microseconds(NOW_US + 60_000_000)
 LIST = "scylla_distributed.cdc_generation_timestamps"
 
 
-def grown(standin: StandIn) -> None:
-    """Let a fourth node have come in the place of the third, with no generation of it."""
+def replace_third_node(standin: StandIn) -> None:
+    """Replace the third node by a fourth, without a new generation."""
     standin.world.cluster(nodes(4)[:2] + nodes(4)[3:])
 
 
-def at(cluster: ScyllaCluster, us: int, *words: str) -> tuple[str, ...]:
-    """The words on the cluster's own home, at a time (µs)."""
+def at_time(cluster: ScyllaCluster, us: int, *words: str) -> tuple[str, ...]:
+    """Return arguments that run a command on the cluster's own home at a time (µs)."""
     return ("--home", str(cluster.home), "--clock", format_us(Microseconds(us)), *words)
 
 
-def look(cluster: ScyllaCluster, us: int = LATER_US) -> None:
-    """Observe as the next process would."""
+def observe(cluster: ScyllaCluster, us: int = LATER_US) -> None:
+    """Observe the cluster as a new process does."""
     run_observation(
         registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name), Clock(Microseconds(us))
     )
 
 
-def make_up(cluster: ScyllaCluster, workers: TaskRunner) -> None:
-    """A generation that the cluster has not, as `repair --run` of earlier releases made it in such a home."""
+def create_unlisted_generation(cluster: ScyllaCluster, workers: TaskRunner) -> None:
+    """Create a generation that the cluster does not have, as `repair --run` of earlier releases did in such a home."""
     lake, clock = lake_of(cluster), Clock(LATER_US)
     with write_as(WriteSource.OBSERVED):
         event = repairing.queue_needed_repair(lake, clock, repairing.check_newest_generation(lake))
@@ -54,58 +54,59 @@ def make_up(cluster: ScyllaCluster, workers: TaskRunner) -> None:
 
 
 @pytest.mark.cassandra
-def test_no_generation_is_made_in_a_mirror_and_the_cluster_is_named(
+def test_repair_in_a_mirror_is_refused(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """A repair is due: it is refused, what is said to do is done in the cluster, and then every row comes."""
+    """The message says what to run in the cluster; after that each row arrives once."""
     log.write([SWITCH_US - 1, SWITCH_US + 1])
     assert bring(cluster, workers).rows == 2
-    grown(standin)
-    look(cluster)
+    replace_third_node(standin)
+    observe(cluster)
     before = {name: lake_of(cluster).version(table) for name, table in TABLES.items()}
-    refused = run(*at(cluster, LATER_US, "repair", "--run"))
+    refused = run(*at_time(cluster, LATER_US, "repair", "--run"))
     assert refused.exit_code == 2
     assert refused.stderr.count("\n") == 1
     assert "repair: this home mirrors the live cluster prod" in refused.stderr
     assert refused.stderr.endswith("[mirror]\n")
-    told = run(*at(cluster, LATER_US, "status", "--json"))
-    due = next(each for each in told.json["alerts"] if each["code"] == "repair-due")
-    again = f"cdc-platform --home {cluster.home.parents[1]} observe prod"
-    assert due["advice"] == f"on a node of prod: nodetool checkAndRepairCdcStreams; then: {again}"
-    assert not {"expiry-due", "no-tables"} & {each["code"] for each in told.json["alerts"]}
-    dry = run(*at(cluster, LATER_US, "repair", "--dry-run"))
+    status = run(*at_time(cluster, LATER_US, "status", "--json"))
+    due = next(alert for alert in status.json["alerts"] if alert["code"] == "repair-due")
+    observe_command = f"cdc-platform --home {cluster.home.parents[1]} observe prod"
+    assert due["advice"] == f"on a node of prod: nodetool checkAndRepairCdcStreams; then: {observe_command}"
+    assert not {"expiry-due", "no-tables"} & {alert["code"] for alert in status.json["alerts"]}
+    dry = run(*at_time(cluster, LATER_US, "repair", "--dry-run"))
     assert dry.exit_code == 1
-    assert lines_of(dry) == [f"nodetool checkAndRepairCdcStreams  # on a node of prod; then: {again}"]
+    assert lines_of(dry) == [f"nodetool checkAndRepairCdcStreams  # on a node of prod; then: {observe_command}"]
     assert {name: lake_of(cluster).version(table) for name, table in TABLES.items()} == before
 
-    made_ms = ms_from_us(LATER_US)
-    made = description(time_uuid(made_ms), nodes(4)[:2] + nodes(4)[3:])
-    standin.world.generation(made_ms, time_uuid(made_ms), made)
+    created_ms = ms_from_us(LATER_US)
+    generation = description(time_uuid(created_ms), nodes(4)[:2] + nodes(4)[3:])
+    standin.world.generation(created_ms, time_uuid(created_ms), generation)
     assert isinstance(log.generations, dict)
-    after = LiveLog(log.world, log.schema, {**GENERATIONS, made_ms: made}, log.written)
+    after = LiveLog(log.world, log.schema, {**GENERATIONS, created_ms: generation}, log.written)
     after.write([LATER_US + 1, LATER_US + HOUR_US], p=[7, 8])
     assert bring(cluster, workers, NOW_US + 3 * HOUR_US).rows == 2
     assert_each_once(cluster, after)
 
 
 @pytest.mark.cassandra
-def test_a_home_in_which_a_generation_was_made_loses_no_row(
+def test_home_with_an_unlisted_generation_loses_no_row(
     standin: StandIn, cluster: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """`ingest` reads nothing and moves nothing, whether a glance shows a change or not; `renew` mends it."""
+    """`ingest` reads no row and moves no position, whether or not the metadata changed."""
+    # `cluster replace` repairs the home.
     log.write([SWITCH_US - 1, SWITCH_US + 1])
     assert bring(cluster, workers).rows == 2
-    grown(standin)
-    look(cluster)
-    make_up(cluster, workers)
+    replace_third_node(standin)
+    observe(cluster)
+    create_unlisted_generation(cluster, workers)
     log.write([LATER_US + 1, LATER_US + HOUR_US], p=[7, 8])
-    said = r"the home of prod publishes generation .*which the cluster does not list.*cluster replace prod"
+    message = r"the home of prod publishes generation .*which the cluster does not list.*cluster replace prod"
     versions = {name: lake_of(cluster).version(table) for name, table in TABLES.items()}
     for changed in (False, True):
-        with pytest.raises(StateError, match=said):
+        with pytest.raises(StateError, match=message):
             bring(cluster, workers, NOW_US + 3 * HOUR_US)
-        with pytest.raises(StateError, match=said):
-            look(cluster, NOW_US + 3 * HOUR_US)
+        with pytest.raises(StateError, match=message):
+            observe(cluster, NOW_US + 3 * HOUR_US)
         if not changed:
             standin.world.schema_changed()
     assert {name: lake_of(cluster).version(table) for name, table in TABLES.items()} == versions
@@ -117,60 +118,62 @@ def test_a_home_in_which_a_generation_was_made_loses_no_row(
 
 
 @pytest.mark.cassandra
-def test_what_was_made_before_the_first_look_is_moved_aside_too(standin: StandIn, cluster: ScyllaCluster) -> None:
-    """A home that was never observed and is not empty: `renew` moves it, and what is observed then is the cluster's."""
-    look(cluster)
+def test_unlisted_generation_before_the_first_observation_is_moved_too(
+    standin: StandIn, cluster: ScyllaCluster
+) -> None:
+    """`cluster replace` moves a home that was never observed but is not empty; the new home equals the cluster."""
+    observe(cluster)
     (cluster.home / "identity.json").unlink()
     standin.world.delete(LIST, "key = 'timestamps' AND time = %s", FIRST_MS)
     other_ms = Milliseconds(FIRST_MS + 1)
     standin.world.generation(other_ms, time_uuid(other_ms), description(time_uuid(other_ms)))
     with pytest.raises(StateError, match="does not list"):
-        look(cluster)
+        observe(cluster)
     home = cluster.home.parent.parent
-    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["previous_home"]
-    assert aside is not None
-    look(cluster)
+    previous_home = run("--home", home, "cluster", "replace", "prod", "--json").json["previous_home"]
+    assert previous_home is not None
+    observe(cluster)
     assert lake_of(cluster).read(GENERATION_TIMESTAMPS).num_rows == 1
-    assert run("--home", aside, "expire").stderr.endswith("[mirror]\n")
+    assert run("--home", previous_home, "expire").stderr.endswith("[mirror]\n")
 
 
 @pytest.mark.cassandra
-def test_a_generation_that_has_expired_may_go(standin: StandIn, cluster: ScyllaCluster, log: LiveLog) -> None:
-    """The cluster says when it expired; from then on it may take it out of its list, and not before."""
+def test_cluster_may_remove_an_expired_generation(standin: StandIn, cluster: ScyllaCluster, log: LiveLog) -> None:
+    """The cluster reports the time of expiry, and may remove the generation from its list only from then on."""
     later_ms = Milliseconds(FIRST_MS + 2 * 3_600_000)
     standin.world.put(LIST, key="timestamps", time=FIRST_MS, expired=later_ms)
-    look(cluster)
+    observe(cluster)
     standin.world.delete(LIST, "key = 'timestamps' AND time = %s", FIRST_MS)
     with pytest.raises(StateError, match="publishes generation 2026"):
-        look(cluster, (later_ms - 1) * 1000)
-    look(cluster, later_ms * 1000)
+        observe(cluster, (later_ms - 1) * 1000)
+    observe(cluster, later_ms * 1000)
 
 
-def test_stream_sets_that_were_made_up_are_found() -> None:
-    """Between and behind the cluster's; those before its first may have been collected there."""
+def test_unlisted_stream_sets_are_found() -> None:
+    """Sets between the cluster's or after its last are unlisted; those before its first may have been collected."""
     table, other = ("shop", "orders"), ("shop", "carts")
-    seen = MetadataSnapshot(
+    snapshot = MetadataSnapshot(
         ClusterIdentity(cluster_name="p", host_ids=()), "", (), {table: (Milliseconds(20), Milliseconds(40))}
     )
-    here = [(table, Milliseconds(ms)) for ms in (10, 20, 40)]
-    # A table that has none there was dropped: its sets go with the look that finds that.
-    assert_listed_by_cluster("prod", PublishedTimes((), (*here, (other, Milliseconds(30)))), seen)
+    stored = [(table, Milliseconds(ms)) for ms in (10, 20, 40)]
+    # The other table has no sets in the cluster because it was dropped; the next observation removes its sets.
+    assert_listed_by_cluster("prod", PublishedTimes((), (*stored, (other, Milliseconds(30)))), snapshot)
     for ms in (30, 50):
         with pytest.raises(StateError, match=r"stream set .* of shop\.orders"):
-            assert_listed_by_cluster("prod", PublishedTimes((), (*here, (table, Milliseconds(ms)))), seen)
+            assert_listed_by_cluster("prod", PublishedTimes((), (*stored, (table, Milliseconds(ms)))), snapshot)
 
 
 @pytest.mark.cassandra
-def test_homes_of_before_are_mirrors_as_well(standin: StandIn, cluster: ScyllaCluster) -> None:
-    """Without a mark it is known by what was seen or by how it is reached; what is moved aside stays one."""
-    look(cluster)
+def test_homes_of_earlier_releases_are_mirrors(standin: StandIn, cluster: ScyllaCluster) -> None:
+    """A home without a mark is recognized by its identity or its connection; a moved home stays a mirror."""
+    observe(cluster)
     (cluster.home / MIRROR_MARK_FILE).unlink()
-    for gone in ("identity.json", "cluster.json"):
-        kept = (cluster.home / gone).read_bytes()
-        (cluster.home / gone).unlink()
+    for name in ("identity.json", "cluster.json"):
+        content = (cluster.home / name).read_bytes()
+        (cluster.home / name).unlink()
         refused = run("--home", cluster.home, "tables", "drop", "shop.orders")
         assert refused.stderr.endswith("[mirror]\n")
-        (cluster.home / gone).write_bytes(kept)
+        (cluster.home / name).write_bytes(content)
     home = cluster.home.parent.parent
-    aside = run("--home", home, "cluster", "replace", "prod", "--json").json["previous_home"]
-    assert "mirrors the live cluster prod," in run("--home", aside, "tables", "drop", "shop.orders").stderr
+    previous_home = run("--home", home, "cluster", "replace", "prod", "--json").json["previous_home"]
+    assert "mirrors the live cluster prod," in run("--home", previous_home, "tables", "drop", "shop.orders").stderr
