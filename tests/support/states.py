@@ -1,6 +1,7 @@
-"""What every state of nodes and of the topology means, written from ScyllaDB's documents: the oracle of both doors.
+"""The meaning of every state of nodes and of the topology, from ScyllaDB's documents: the oracle of both readers.
 
-`docs/dev/topology-over-raft.md` of ScyllaDB and its name maps, of 5.4 to 2026. It shares no code with the product.
+The sources are `docs/dev/topology-over-raft.md` of ScyllaDB and its name maps, from 5.4 to 2026. The module shares no
+code with the product.
 """
 
 from __future__ import annotations
@@ -45,4 +46,4 @@ PRINTED_STATES = {"Normal": OWNS, "Leaving": LEAVING, "Moving": LEAVING, "Joinin
 """What a node in each state that nodetool prints does with its tokens."""
 
 SEARCH_CLASSES = {"vector_index": True, "fulltext_index": True, "substring_index": False, "pattern_index": False}
-"""The classes of indexes that are built from a log, and whether each turns CDC on by itself."""
+"""The classes of indexes that are built from a log, and whether each enables CDC by itself."""

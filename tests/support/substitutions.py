@@ -1,4 +1,4 @@
-"""What Spark replaces in the text of a statement, or takes for a value of its process: each as a query."""
+"""Texts in a statement that Spark substitutes or evaluates to a value of its process: each as a query."""
 
 from __future__ import annotations
 
@@ -15,7 +15,9 @@ VARIABLES = (
     "${spark.sql.warehouse.dir}",
     "${env:${env:X}}",
 )
-"""Each kind of variable that Spark's documentation, or its `ConfigReader`, knows by a prefix, and the one without."""
+"""Each kind of variable that Spark's documentation or `ConfigReader` identifies by a prefix, and the one without.
+
+"""
 
 PLACES = (
     "SELECT '{}'",
@@ -31,7 +33,7 @@ PLACES = (
     "SELECT * FROM {}",
     "SELECT * FROM nodes WHERE address = '{}'",
 )
-"""Where a text can stand in a query."""
+"""Where a text can be in a query."""
 ESCAPED = (
     r"SELECT '\u0024{env:HOME}'",
     r"SELECT '\044{env:HOME}'",
@@ -41,7 +43,7 @@ ESCAPED = (
     r"SELECT '$\u007benv:HOME}'",
     r"SELECT concat('a', '\u0024{env:HOME}')",
 )
-"""The same by escapes, which are characters in the text that Spark is given."""
+"""The same variables with escapes, which Spark receives as characters of the text."""
 OTHERS = (
     "SET spark.app.name",
     "SET -v",
@@ -71,5 +73,5 @@ OTHERS = (
     "SELECT spark_partition_id()",
     "SELECT getvariable('x')",
 )
-"""What else would stand for a value that the query does not name: settings, variables, statements as text, the user."""
-SUBSTITUTIONS = (*(place.format(each) for each in VARIABLES for place in PLACES), *ESCAPED, *OTHERS)
+"""Other expressions whose value the query does not name: settings, variables, statements as text, the user."""
+SUBSTITUTIONS = (*(place.format(variable) for variable in VARIABLES for place in PLACES), *ESCAPED, *OTHERS)

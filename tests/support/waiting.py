@@ -1,4 +1,4 @@
-"""Waiting for what other processes do."""
+"""Wait for other processes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def await_true(found: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait until something is found."""
+    """Wait until `found` returns a true value, and return it."""
     deadline = time.monotonic() + seconds
     while not (answer := found()):
         assert time.monotonic() < deadline, f"{what} took more than {seconds} s"

@@ -1,4 +1,4 @@
-"""Faults of a soak: a full disk, a Spark that is gone, and processes killed at a point or at a commit."""
+"""Faults of a soak: a full disk, an unreachable Spark, and processes killed at a failpoint or a commit."""
 
 from __future__ import annotations
 
@@ -47,8 +47,8 @@ def enlarge_disk(disk: Path) -> None:
 @contextmanager
 def _filled(disk: Path, free_bytes: int) -> Iterator[None]:
     """Shrink the file system until only these bytes are free. A file that fills it would take as much memory."""
-    room = os.statvfs(disk)
-    _resize(disk, (room.f_blocks - room.f_bfree) * room.f_frsize + free_bytes)
+    space = os.statvfs(disk)
+    _resize(disk, (space.f_blocks - space.f_bfree) * space.f_frsize + free_bytes)
     try:
         yield
     finally:
@@ -71,10 +71,10 @@ def _killed_at_commit(number: int) -> Iterator[None]:
         count += 1
         if count == number and number % 2 == 0:
             os.kill(os.getpid(), signal.SIGKILL)
-        made = make_commit(*args, **options)
+        committed = make_commit(*args, **options)
         if count == number:
             os.kill(os.getpid(), signal.SIGKILL)
-        return made
+        return committed
 
     with patch.object(commits, "make_commit", counted):
         yield

@@ -1,4 +1,4 @@
-"""One life of a soak's process: from the hour that the last one reached, until the end or until it is killed."""
+"""One life of a soak's process: from the hour that the last life reached, until the end or until it is killed."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ class Life:
         }
 
     def _judge(self) -> dict[str, Any]:
-        """Return what is wrong or waits at the end, and what was written."""
+        """Return the violations and pending work at the end, and the written rows."""
         lake = Lake(self._home.lake)
         with open_home(self._home.path) as home:
             report = home.check()

@@ -30,7 +30,7 @@ log_retention_ms = 604800000
 """
 """Dagster's runs and logs stay for seven days, as old versions of tables do, so that a tenth of a year shows both."""
 TABLET_HOURS = 24
-"""The tablet-based table is written to once in so many hours."""
+"""The tablet-based table is written to once in this many hours."""
 MAX_TOKENS = 6
 _TTL_SECONDS = 86_400
 _WRITES = pa.schema([("timestamp", pa.int64()), ("p", pa.int32()), ("k", pa.int32()), ("v", pa.int32())])

@@ -121,14 +121,14 @@ def main() -> None:
     parser.add_argument("--joins-per-day", type=float, default=Plan.joins_per_day)
     parser.add_argument("folder", type=Path, help="a folder for soak.log, with a line for each hour, and soak.json")
     parser.add_argument("plan", nargs="?", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.inside:
-        sys.exit(_run_inside(given.folder, Plan(**json.loads(given.plan))))
-    plan = Plan(given.share, given.seed, given.tick_hours, given.dagster_every, given.joins_per_day)
-    with tempfile.TemporaryDirectory(prefix="soak-") as place:
-        given.folder.mkdir(parents=True, exist_ok=True)
-        soak = run_soak(Path(place) / "soak", plan, given.folder.resolve() / "soak.log")
-        shutil.copy(Path(place) / "soak" / "soak.json", given.folder)
+    options = parser.parse_args()
+    if options.inside:
+        sys.exit(_run_inside(options.folder, Plan(**json.loads(options.plan))))
+    plan = Plan(options.share, options.seed, options.tick_hours, options.dagster_every, options.joins_per_day)
+    with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
+        options.folder.mkdir(parents=True, exist_ok=True)
+        soak = run_soak(Path(temporary) / "soak", plan, options.folder.resolve() / "soak.log")
+        shutil.copy(Path(temporary) / "soak" / "soak.json", options.folder)
     print(json.dumps({"counts": soak["counts"], "result": soak["result"]}, indent=2))
 
 

@@ -1,4 +1,4 @@
-"""How many rows Spark gives to Python at once."""
+"""Limit the number of rows that Spark sends to Python at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 @contextmanager
 def rows_a_batch(spark: SparkSession, rows: int) -> Iterator[None]:
-    """So many at most, in what is run inside."""
+    """Send at most this many rows per batch in the block."""
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name) or ""
     spark.conf.set(name, str(rows))

@@ -1,4 +1,4 @@
-"""A client of the tests' cluster, run as a script: it appends to a log, or tells which files each worker sees."""
+"""A client of the tests' cluster, run as a script: append to a log, or print which files each worker sees."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ _START_US = parse_time_us("2026-01-31T12:20:00Z")
 
 
 def writes(lake: Lake) -> pa.RecordBatch:
-    """Two hundred typed writes."""
-    said = [
-        {"timestamp": _START_US + place * 600_000, "ttl": 0, "operation": 2, "p": place % 40, "k": place, "v": place}
-        for place in range(200)
+    """Return two hundred typed writes."""
+    rows = [
+        {"timestamp": _START_US + index * 600_000, "ttl": 0, "operation": 2, "p": index % 40, "k": index, "v": index}
+        for index in range(200)
     ]
-    return pa.RecordBatch.from_pylist(said, schema=typed_writes_schema(schema(lake)))
+    return pa.RecordBatch.from_pylist(rows, schema=typed_writes_schema(schema(lake)))
 
 
 def _append(address: str, tasks: int) -> None:
-    """Two hundred rows, in so many tasks and files of their own."""
+    """Append two hundred rows by this many tasks, one file per task."""
     lake = Lake(f"{address}/lake")
     frame: Any = get_spark_session().createDataFrame(pa.Table.from_batches([writes(lake)]))
     append_writes(lake, schema(lake), frame.repartition(tasks), files=tasks, transaction=("writer", 1))
 
 
 def _look(files: list[str]) -> None:
-    """What each worker sees of some files."""
+    """Print what each worker sees of some files."""
     import_file = "cdc_platform.delta.task_writer"
 
     def look(_row: int) -> str:
@@ -44,25 +44,25 @@ def _look(files: list[str]) -> None:
         import time
         from pathlib import Path
 
-        seen = []
+        visible = []
         for name in files:
             try:
                 Path(name).read_bytes()
-                seen.append(name)
+                visible.append(name)
             except OSError:
                 pass
         time.sleep(0.5)
         program = importlib.import_module(import_file).__file__
         return json.dumps(
-            {"seen": seen, "python": sys.prefix + "/bin/python", "program": program, "at": str(Path.cwd())}
+            {"seen": visible, "python": sys.prefix + "/bin/python", "program": program, "at": str(Path.cwd())}
         )
 
     from pyspark.sql import functions as F
 
     session = get_spark_session()
-    asked = F.udf(look, "string", useArrow=False)
-    found = session.range(0, 2, 1, 2).select(asked("id").alias("told")).collect()
-    print("\n".join(sorted({row["told"] for row in found})))
+    look_up = F.udf(look, "string", useArrow=False)
+    results = session.range(0, 2, 1, 2).select(look_up("id").alias("told")).collect()
+    print("\n".join(sorted({row["told"] for row in results})))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the platform does on Spark, in a few rows: the same on an embedded session and on a Connect server."""
+"""A few rows through everything that the platform does on Spark, for an embedded session and a Connect server."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ TIME = datetime(2021, 11, 2, 19, 45, 26, 384000, tzinfo=UTC)
 
 
 def core(spark: SparkSession, lake: Lake) -> None:
-    """Write a slice computed in Python, merge, read back, ask by SQL, append base writes, be refused."""
+    """Write a partition computed in Python, merge, read back, query by SQL, append base writes, and reject bad rows."""
     from pyspark.sql import functions as F
 
-    def streams(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
+    def streams(batches):  # noqa: ANN001 sent to a worker, where annotations are only overhead
         import pyarrow as pa
 
         for batch in batches:
@@ -45,15 +45,15 @@ def core(spark: SparkSession, lake: Lake) -> None:
     assert sorted(row["range_end"] for row in ends.collect()) == list(range(5))
     read = lake.read(table, filters=[("range_end", "=", 3)]).to_pylist()
     assert read == [{"time": TIME, "range_end": 3, "streams": [(3).to_bytes(8, "big") * 2] * 2}]
-    with run_spark_query(lake, "SELECT time FROM cdc_generation_timestamps WHERE time > '2021-01-01'") as found:
-        assert list(found.values()) == []
-    with run_spark_query(lake, f"SELECT max(range_end), count(*) FROM {table.full_name}") as found:
-        assert list(found.values()) == [(4, 5)]
+    with run_spark_query(lake, "SELECT time FROM cdc_generation_timestamps WHERE time > '2021-01-01'") as result:
+        assert list(result.values()) == []
+    with run_spark_query(lake, f"SELECT max(range_end), count(*) FROM {table.full_name}") as result:
+        assert list(result.values()) == [(4, 5)]
     key = F.col("id").cast("string").cast("binary").alias("key")
     writes = spark.range(0, 5, 1, 2).select(key, F.col("id").alias("timestamp"))
     assert [append_with_streams(lake, writes, "ks.writes", ("core", 1)) for _ in range(2)] == [True, False]
-    kept = spark.read.format("delta").load(f"{lake.location}/ks/writes").where("stream_id IS NULL")
-    assert sorted(row["timestamp"] for row in kept.collect()) == list(range(5))
+    appended = spark.read.format("delta").load(f"{lake.location}/ks/writes").where("stream_id IS NULL")
+    assert sorted(row["timestamp"] for row in appended.collect()) == list(range(5))
     wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
     with pytest.raises(InputError, match="range_end may not be null"):
         frames.replace_partition(TaskRunner(lambda: spark), lake, table, wrong, {"time": TIME})

@@ -1,9 +1,8 @@
-"""`make demo-cluster`: nodes join a home in an S3 store, their generations made by two workers that share no folder.
+"""`make demo-cluster`: nodes join a home in an S3 store; two workers without a shared folder make the generations.
 
 Then the workers append the log rows of ten thousand writes, and rebuild the table from them.
-
-The store and Spark standalone are real, on loopback: a master and two workers, each with its own working folder, the
-interpreter that it is sent and no sight of this project. What is shown of the platform is its own commands.
+The store and Spark standalone are real, on loopback: a master and two workers, each with its own working folder and
+interpreter and without access to this project. The demo shows the platform's own commands.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ CREATE TABLE plant.readings (sensor int, number int, value int, PRIMARY KEY (sen
 
 
 def main() -> int:
-    """Start all of it, look whether the workers are fit, let the nodes of the demo join, and report."""
+    """Start everything, check that the workers are usable, let the demo's nodes join, and report."""
     with tempfile.TemporaryDirectory(prefix="cdc-demo-cluster-") as folder:
         store = S3()
         try:
@@ -59,7 +58,7 @@ def _in(folder: Path, address: str, store: S3) -> int:
             os.environ.update(server.environment)
             started = time.monotonic()
             joined = _run(address, "demo")
-            ended = time.monotonic()
+            finished = time.monotonic()
             logged = _log_and_rebuild(folder, address)
             fit = _run(address, "doctor", "--cluster")
             tasks = {worker.folder.name: worker.count(" Finished task ") for worker in standalone.workers}
@@ -72,7 +71,7 @@ def _in(folder: Path, address: str, store: S3) -> int:
             "workers' archive": f"{archive}; found or made in {built - began:.0f} s",
             "program": f"{get_program_file().stat().st_size / 1e6:.1f} MB, with each session",
             "cluster and server": f"up in {started - built:.0f} s",
-            "demo": f"{ended - started:.0f} s",
+            "demo": f"{finished - started:.0f} s",
             "tasks": ", ".join(f"{count} by {name}" for name, count in tasks.items()),
             "requests": ", ".join(f"{count} {verb}" for verb, count in sorted(counts.items())),
         }.items()
@@ -81,7 +80,7 @@ def _in(folder: Path, address: str, store: S3) -> int:
 
 
 def _log_and_rebuild(folder: Path, address: str) -> int:
-    """Append base writes, twice, and rebuild their table, compared with what it has to be; all by the workers."""
+    """Append base writes twice and rebuild their table, compared with the expected one; the workers do all of it."""
     script = folder / "readings.cql"
     script.write_text(_READINGS, encoding="utf-8")
     begin = us_from_ms(Timeline.read(Lake(f"{address}/lake")).known[-1].time_ms)
@@ -101,7 +100,7 @@ def _log_and_rebuild(folder: Path, address: str) -> int:
         log,
         ("rebuild", "plant.readings", "--compare", f"{bucket}/readings.parquet"),
     )
-    os.environ[IN_PROCESS_VARIABLE] = "0"  # ten thousand rows are one process's work otherwise
+    os.environ[IN_PROCESS_VARIABLE] = "0"  # one process would handle ten thousand rows otherwise
     try:
         return max(_run(address, "--clock", clock, *words) for words in commands)
     finally:

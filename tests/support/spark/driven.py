@@ -1,4 +1,4 @@
-"""The tests' Spark cluster: a master, two workers that share no folder, a Connect server, and clients of it."""
+"""The tests' Spark cluster: a master, two workers that share no folder, a Connect server, and its clients."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from cdc_platform.spark import LOG_VARIABLE, ConnectServer
 
 _SECONDS = 120
 _DOORS = ("first", "second")
-"""Of the store, one for each worker."""
+"""The store's endpoints, one per worker."""
 _TESTS = Path(__file__).resolve().parents[2]
 
 
 class Cluster:
-    """The cluster with its Connect server, and what a client of it has in its environment."""
+    """The cluster with its Connect server, and the environment of its clients."""
 
     def __init__(self, folder: Path, store: S3) -> None:
         self.secret = folder / "secret"
@@ -46,30 +46,30 @@ class Cluster:
                 raise
 
     def stop(self) -> None:
-        """End all of it."""
+        """Stop everything."""
         self._server.stop()
         self.standalone.stop()
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Have in this process's environment what a driver of the cluster has."""
+        """Set the environment of a driver of the cluster in this process."""
         with pytest.MonkeyPatch.context() as patched:
             for name, value in self._environment.items():
                 patched.setenv(name, value)
             yield
 
     def gives(self, *given: Mapping[str, str]) -> None:
-        """Let each worker, in their order, have these variables besides its own; all find the store as it is."""
+        """Set additional variables of each worker, in order, and let all of them use the store's plain endpoint."""
         self.finds(*["plain"] * len(given))
         self.standalone.give(*given)
 
     def finds(self, *doors: str) -> None:
-        """Let each worker, in their order, find the store behind one of its doors, without another start of its."""
+        """Let each worker, in order, use one of the store's endpoints, without a restart."""
         for own, door in zip(_DOORS, doors, strict=True):
             self._store.leads(own, door)
 
     def start(self, *command: str | Path, at: Path | None = None) -> subprocess.Popen[str]:
-        """A client, as a process of its own; all of its work is done by the workers."""
+        """Start a client as its own process; the workers do all of its work."""
         return subprocess.Popen(
             [sys.executable, *map(str, command)],
             env={**os.environ, **self._server.environment, IN_PROCESS_VARIABLE: "0", "PYTHONPATH": str(_TESTS)},
@@ -80,19 +80,19 @@ class Cluster:
         )
 
     def ends(self, client: subprocess.Popen[str], code: int | None = 0) -> str:
-        """What a client has printed as it ended with a code."""
-        told, said = client.communicate(timeout=_SECONDS)
-        assert code in (None, client.returncode), told + said
-        return told
+        """Wait until a client exits with a code; return its standard output."""
+        output, errors = client.communicate(timeout=_SECONDS)
+        assert code in (None, client.returncode), output + errors
+        return output
 
     def refused(self, client: subprocess.Popen[str]) -> str:
-        """What a client has said as it ended because something outside does not do: a line, and nothing is printed."""
-        told, said = client.communicate(timeout=_SECONDS)
-        assert (client.returncode, told, said.count("\n")) == (2, "", 1), told + said
-        return said
+        """Wait until a client exits because of an external error; return its one line on standard error."""
+        output, errors = client.communicate(timeout=_SECONDS)
+        assert (client.returncode, output, errors.count("\n")) == (2, "", 1), output + errors
+        return errors
 
     def loses_a_worker(self, *command: str | Path, at: Path | None = None, code: int | None = 0) -> str:
-        """What a client prints while a worker dies in the middle of a task of its; another takes that one's place."""
+        """Return a client's output while a worker dies in the middle of a task and another worker replaces it."""
         before = {worker: worker.count(" Running task ") for worker in self.standalone.workers}
         client = self.start(*command, at=at)
         victim = self._working(before, client)

@@ -1,8 +1,8 @@
-"""Spark standalone on loopback: a master and workers, processes of their own that see nothing of who drives them.
+"""Spark standalone on loopback: a master and workers in their own processes, isolated from their driver.
 
-Each worker has a working folder and an address of its own, the variables that it is given, and Spark and Java bound
-into that folder; folders that it must not see are covered in a mount namespace of its own. What it cannot be kept from
-is for the tests to find out. What the driver's scheduler did is in Spark's own log of events.
+Each worker has its own working folder, address and variables, with Spark and Java bound into that folder; a mount
+namespace hides the folders that it must not see. The tests find out what this does not isolate. Spark's event log
+shows what the driver's scheduler did.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ from cdc_platform.spark.jars import get_spark_home
 from cdc_platform.spark.session import MASTER_VARIABLE
 
 HOST = "127.0.0.1"
-# Spark runs no second attempt of a task on the machine that has the first, and machines are told apart by addresses.
+# Spark runs no second attempt of a task on the same machine, and it identifies machines by address.
 _HOSTS_OF_WORKERS = "127.0.1.{}"
 CHECKOUT = Path(__file__).resolve().parents[3]
 _START_SECONDS = 90
 _SOON_WARM = "-XX:-UsePerfData -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
-"""JVM options: all of these end before another compiler has paid for itself."""
+"""JVM options: all of these processes end before the second compiler would pay off."""
 _OF_DRIVERS = {
     "spark.executor.memory": "512m",
     "spark.executor.extraJavaOptions": _SOON_WARM,
-    # With two small workers a job is lost before it has tried both of them often enough while one starts anew.
+    # With two small workers a job fails before it has tried both often enough while one of them restarts.
     "spark.task.maxFailures": "8",
-    # A task that is alone in its stage, as most of a small join are, gets a second attempt as well.
+    # A task that is alone in its stage, as in most small joins, also gets a second attempt.
     "spark.speculation.task.duration.threshold": "8s",
     "spark.eventLog.enabled": "true",
     "spark.eventLog.compress": "false",
@@ -63,10 +63,10 @@ shift; cd "$work"; exec "$@"
 
 @cache
 def ways_apart() -> tuple[str, ...]:
-    """The command before a worker's that keeps it apart in a namespace of mounts, with root's rights or without.
+    """Return the command that isolates a worker in a mount namespace, with root's rights or without.
 
     Raises:
-        RuntimeError: this machine lets us have none. Another user is no way: it could not read Spark in the checkout.
+        RuntimeError: this machine permits none. Another user is no alternative: it cannot read Spark in the checkout.
     """
     try_mount = ("sh", "-c", "mount --make-rprivate /; mount -t tmpfs none /mnt")
     for way in (("unshare", "--mount"), ("unshare", "--user", "--map-root-user", "--mount")):
@@ -82,7 +82,7 @@ def ways_apart() -> tuple[str, ...]:
 
 
 class Worker:
-    """A worker of one core; its executors and their Python are in its session of processes."""
+    """A worker with one core; its executors and their Python processes are in its process session."""
 
     def __init__(
         self, master: str, conf: str, hidden: Sequence[Path], environment: Mapping[str, str], host: str = HOST
@@ -112,23 +112,23 @@ class Worker:
         )
 
     def count(self, said: str) -> int:
-        """How often its executors have said something in their logs."""
+        """Count how often a text is in its executors' logs."""
         logs = (self.folder / "work").glob("app-*/*/stderr")
         return sum(log.read_text(encoding="utf-8", errors="replace").count(said) for log in logs)
 
     def await_executor(self) -> None:
-        """Wait until it has an executor with all that the running application gives to it."""
+        """Wait until it has an executor with everything that the running application distributes."""
         due = len(get_jars())
         await_true(lambda: self.count(" Adding file:") >= due, _START_SECONDS, "a worker's executor with its JARs")
 
     def stand_still(self) -> None:
-        """Stop all of it where it is."""
+        """Stop all of its processes where they are."""
         for pid in _session_of(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
 
     def kill(self) -> None:
-        """End it with its executors at once, as a machine that loses its power."""
+        """Kill it with its executors at once, as if the machine lost power."""
         for pid in _session_of(self.process.pid):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
@@ -137,9 +137,9 @@ class Worker:
 
 
 class Standalone:
-    """A master, and workers that do not see the folders in `hidden` and have each the variables of one environment.
+    """A master, and workers that cannot see the folders in `hidden`, each with the variables of one environment.
 
-    `folder` is the master's and the driver's: in it lies the file of settings with the cluster's secret.
+    `folder` belongs to the master and the driver: it contains the settings file with the cluster's secret.
     """
 
     def __init__(self, folder: Path, hidden: Sequence[Path], environments: Sequence[Mapping[str, str]]) -> None:
@@ -152,8 +152,8 @@ class Standalone:
         self._events = folder / "events"
         self._events.mkdir(exist_ok=True)
         settings = _OF_DRIVERS | {"spark.eventLog.dir": self._events.as_uri()}
-        told = "".join(f"{name} {value}\n" for name, value in settings.items())
-        self.conf.write_text(f"{self._shared}{told}", encoding="utf-8")
+        lines = "".join(f"{name} {value}\n" for name, value in settings.items())
+        self.conf.write_text(f"{self._shared}{lines}", encoding="utf-8")
         self.master_command = [*_daemon(get_spark_home(), "master.Master", self.conf), "--port", str(self._port)]
         self._master = subprocess.Popen(
             self.master_command,
@@ -166,60 +166,62 @@ class Standalone:
             preexec_fn=get_death_signal_setter(),
         )
         self._wait(folder / "master.log")
-        self.workers = [self._worker(place, {}) for place in range(len(self._given))]
+        self.workers = [self._worker(index, {}) for index in range(len(self._given))]
 
     @property
     def environment(self) -> dict[str, str]:
-        """What a driver has to have in its environment."""
+        """Return the environment that a driver needs."""
         return {MASTER_VARIABLE: f"spark://{HOST}:{self._port}", SPARK_CONF_VARIABLE: str(self.conf)}
 
     def replace(self, worker: Worker, **other: str) -> Worker:
-        """End a worker at once, and start another one in its place, with `other` variables."""
+        """Kill a worker and start another one at its index, with `other` variables."""
         worker.kill()
-        place = self.workers.index(worker)
-        self.workers[place] = self._worker(place, other)
-        return self.workers[place]
+        index = self.workers.index(worker)
+        self.workers[index] = self._worker(index, other)
+        return self.workers[index]
 
     def give(self, *given: Mapping[str, str]) -> None:
-        """Let each worker, in their order, have these variables besides; one that has others is replaced, and awaited.
+        """Set additional variables of each worker, in order; replace workers with other variables and wait for them.
 
-        An empty value takes away one of its environment.
+        An empty value removes a variable of its environment.
         """
-        for place, other in enumerate(given):
-            if self.workers[place].given != self._of_worker(place, other):
-                self.replace(self.workers[place], **other)
+        for index, other in enumerate(given):
+            if self.workers[index].given != self._of_worker(index, other):
+                self.replace(self.workers[index], **other)
         for worker in self.workers:
             worker.await_executor()
 
     def second_attempts(self) -> list[dict[str, Any]]:
-        """The tasks that Spark has started although another attempt of the same one ran, as its events tell of them."""
+        """Return the tasks that Spark started while another attempt was running, from its events."""
         return [line for line in self.further_attempts() if line["Task Info"]["Speculative"]]
 
     def further_attempts(self) -> list[dict[str, Any]]:
-        """Those, and the tasks that it has started again, since an attempt of the same one had failed."""
+        """Return those, and the tasks that Spark started again after a failed attempt."""
         started = [line for line in self._told() if line["Event"] == "SparkListenerTaskStart"]
         return [line for line in started if line["Task Info"]["Attempt"] > 0]
 
     def excludes_one(self) -> bool:
-        """Whether Spark has excluded an executor or a node, by the same."""
+        """Return True if Spark has excluded an executor or a node, by its events."""
         return any(line["Event"].endswith(("ExecutorExcluded", "NodeExcluded")) for line in self._told())
 
     def _told(self) -> list[dict[str, Any]]:
         logs = [path for path in self._events.rglob("events_*") if path.is_file()]
-        whole = [log.read_text(encoding="utf-8").rpartition("\n")[0] for log in logs]  # it is written to
-        return [json.loads(line) for text in whole for line in text.splitlines()]
+        complete = [
+            log.read_text(encoding="utf-8").rpartition("\n")[0] for log in logs
+        ]  # the last line may be incomplete
+        return [json.loads(line) for text in complete for line in text.splitlines()]
 
     def _worker(self, place: int, other: Mapping[str, str]) -> Worker:
         master, host = f"spark://{HOST}:{self._port}", _HOSTS_OF_WORKERS.format(place + 1)
         return Worker(master, self._shared, self._hidden, self._of_worker(place, other), host)
 
     def _of_worker(self, place: int, other: Mapping[str, str]) -> dict[str, str]:
-        given = {**self._given[place], **other}
-        # It sees no file of this checkout, and would look for no certificates but there.
-        return {name: value for name, value in given.items() if value and name not in NO_CERTIFICATES}
+        variables = {**self._given[place], **other}
+        # It sees no file of this checkout, the only place where it would look for certificates.
+        return {name: value for name, value in variables.items() if value and name not in NO_CERTIFICATES}
 
     def stop(self) -> None:
-        """End all of it."""
+        """Stop everything."""
         for worker in self.workers:
             worker.kill()
         self._master.kill()
@@ -239,7 +241,7 @@ def _daemon(spark: Path, name: str, conf: Path, host: str = HOST) -> list[str]:
 
 
 def _environment(spark: Path, java: Path, folder: Path, host: str = HOST) -> dict[str, str]:
-    """The variables of a machine of its own: nothing of this process's."""
+    """Return the variables of a separate machine, without any of this process's."""
     return {
         "PATH": "/usr/local/bin:/usr/bin:/bin",
         "HOME": str(folder),
@@ -255,13 +257,13 @@ def _environment(spark: Path, java: Path, folder: Path, host: str = HOST) -> dic
 
 
 def _session_of(leader: int) -> list[int]:
-    """The processes of a session, as /proc tells."""
-    found = []
+    """Return the processes of a session, from /proc."""
+    processes = []
     for status in Path("/proc").glob("[0-9]*/stat"):
         with suppress(OSError):
             if int(status.read_text(errors="replace").rpartition(")")[2].split()[3]) == leader:
-                found.append(int(status.parent.name))
-    return found
+                processes.append(int(status.parent.name))
+    return processes
 
 
 if sys.platform != "linux":  # pragma: no cover

@@ -1,4 +1,4 @@
-"""What a cluster has to leave in a home, however it came there: what one process leaves in another of the same."""
+"""The expected result in a home of a cluster: the same as one process leaves in a second home."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from cdc_platform.timeline import StreamSources
 CLOCK = "2026-01-01T00:00:00Z"
 NODE = "node.json"
 CLIENT = Path(client.__file__)
-"""What a client runs that no command of the platform does."""
+"""The script of a client that runs no command of the platform."""
 
 
 class Twins:
-    """The same join in two homes: made in one of this machine, by this process, and waiting in one in a store.
+    """The same join in two homes: completed in a local home by this process, and queued in a home in a store.
 
-    `join` is what a client is started with that makes it there, in the folder of the first.
+    `join` are the arguments of a client that completes it there, in the folder of the local home.
     """
 
     def __init__(self, address: str, folder: Path) -> None:
@@ -46,23 +46,23 @@ class Twins:
             assert done.exit_code == 0, done
 
     def assert_same(self) -> None:
-        """Hold that the generation is the same, to the last bit of every stream, and that nothing is wrong with it."""
-        there, here = Lake(f"{self.address}/lake"), Lake(self._twin / "lake")
+        """Assert that the generation is identical, to the last bit of every stream, and passes all checks."""
+        remote, local = Lake(f"{self.address}/lake"), Lake(self._twin / "lake")
         for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2):
-            assert rows(there.read(table)) == rows(here.read(table)) != []
+            assert rows(remote.read(table)) == rows(local.read(table)) != []
         checked = run("--home", self.address, "check", "--deep")
         assert checked.exit_code == 0, checked
 
 
 def log_in_a_store(address: str, folder: Path) -> str:
-    """Make a home in a store with two generations and a table whose log is empty, and answer where."""
+    """Create a home in a store with two generations and a table whose log is empty; return its address."""
     copied = run("home", "copy", home_with_log(folder), address)
     assert copied.exit_code == 0, copied
     return address
 
 
 def assert_appended(address: str) -> None:
-    """Hold that what a client has appended to that log is in it once, by one commit."""
+    """Assert that one commit appended a client's rows to that log, each once."""
     lake = Lake(f"{address}/lake")
     table = log_table(schema(lake))
     expected = encode_log_batch(schema(lake), client.writes(lake), StreamSources(lake).generations.finder())
@@ -71,16 +71,16 @@ def assert_appended(address: str) -> None:
 
 
 def rows(table: pa.Table) -> list[str]:
-    """The rows of a table, whatever their order."""
+    """Return the rows of a table in a normalized order."""
     return sorted(map(repr, table.to_pylist()))
 
 
 def files_of(address: str, table: Table) -> tuple[int, int]:
-    """How many data files lie below a table, and how many its newest version has."""
+    """Return the number of data files below a table and the number in its newest version."""
     lake = Lake(f"{address}/lake")
     folder = parse_path(lake.path(table))
     assert isinstance(folder, ObjectStorePath)
-    found, are_all = folder.page("")
+    listed, are_all = folder.page("")
     assert are_all
-    written = [path for path, _ in found if path.endswith(".parquet") and f"/{LOG_FOLDER}/" not in path]
+    written = [path for path, _ in listed if path.endswith(".parquet") and f"/{LOG_FOLDER}/" not in path]
     return len(written), len(lake.data_files(table))

@@ -1,6 +1,4 @@
-"""What tests of `ingest_table` share: a table whose log has two generations, an ingest as the next process would do
-it.
-"""
+"""Shared parts of tests of `ingest_table`: a table whose log has two generations, and an ingest in a new process."""
 
 from __future__ import annotations
 
@@ -29,7 +27,7 @@ GENERATIONS = {time: description(time_uuid(time)) for time in (FIRST_MS, SWITCH_
 
 
 def with_secret_file(standin: StandIn, folder: Path) -> ScyllaCluster:
-    """The stand-in with its secret in a file: a JVM that runs already has no new variable of the environment."""
+    """Register the stand-in with its secret in a file, since a running JVM gets no new environment variables."""
     secret = folder / "secret.toml"
     user, password = OBSERVER
     secret.write_text(f'user = "{user}"\npassword = "{password}"\n')
@@ -39,32 +37,32 @@ def with_secret_file(standin: StandIn, folder: Path) -> ScyllaCluster:
 
 
 def lake_of(cluster: ScyllaCluster) -> Lake:
-    """The tables of its home."""
+    """Return the lake of the cluster's home."""
     return Lake(cluster.open_home().lake)
 
 
 def rows_in(cluster: ScyllaCluster, log: LiveLog) -> pa.Table:
-    """What the lake has of the log."""
+    """Return the lake's rows of the log."""
     return lake_of(cluster).read(log_table(log.schema))
 
 
 def bring(
     cluster: ScyllaCluster, workers: TaskRunner, now_us: int = NOW_US, told: list[str] | None = None, **options: Any
 ) -> IngestResult:
-    """Ingest as the next process would: what is known of the cluster is read anew."""
+    """Ingest as a new process would, which reads the cluster's registration again."""
     again = registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name)
     on_message = (told if told is not None else []).append
     return ingest_table(again, Clock(Microseconds(now_us)), "shop", "t", workers, on_message=on_message, **options)
 
 
 def keys_there(log: LiveLog) -> list[tuple[bytes, str, int]]:
-    """The keys of all rows that the cluster's log has now, sorted."""
+    """Return the keys of all rows that the cluster's log has now, sorted."""
     names = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
     listed = ", ".join(f'"{name}"' for name in names)
-    found = log.world.rows(f"SELECT {listed} FROM {log.schema.keyspace}.{log.schema.log_name}")
-    return sorted((bytes(stream), str(time), number) for stream, time, number in found)
+    keys = log.world.rows(f"SELECT {listed} FROM {log.schema.keyspace}.{log.schema.log_name}")
+    return sorted((bytes(stream), str(time), number) for stream, time, number in keys)
 
 
 def assert_each_once(cluster: ScyllaCluster, log: LiveLog) -> None:
-    """Hold that the lake has all rows of the cluster's log, each once, and that those are all that were written."""
+    """Assert that the lake has every row of the cluster's log once, and that these are all written rows."""
     assert keys_of(rows_in(cluster, log)) == keys_there(log) == log.written_keys()

@@ -1,4 +1,4 @@
-"""A CA, and certificates of a server and of a client that it signed; made by openssl where a test asks for them."""
+"""A CA, and certificates of a server and a client that it signed; openssl makes them when a test needs them."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class Certificates:
 
     @property
     def client(self) -> tuple[Path, Path]:
-        """Certificate and key of a client."""
+        """Return the certificate and key of a client."""
         return self.folder / "client.pem", self.folder / "client.key"
 
     def server(self, *, wants_client: bool) -> ssl.SSLContext:
-        """TLS as the server speaks it; with `wants_client` it lets nobody in without a certificate of the CA."""
+        """Return the server's TLS context; with `wants_client` it requires a certificate of the CA."""
         context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH, cafile=str(self.ca))
         context.load_cert_chain(self.folder / "server.pem", self.folder / "server.key")
         context.verify_mode = ssl.CERT_REQUIRED if wants_client else ssl.CERT_NONE
@@ -33,7 +33,7 @@ class Certificates:
 
 
 def make_certificates(folder: Path) -> Certificates:
-    """All of them, good for a day; the server's is that of 127.0.0.1 to 127.0.0.3."""
+    """Create all of them, valid for one day; the server's certificate covers 127.0.0.1 to 127.0.0.3."""
     key = ["-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "1"]
     _openssl("req", "-x509", *key, "-keyout", folder / "ca.key", "-out", folder / "ca.pem", "-subj", "/CN=tests")
     signed = ["-CA", folder / "ca.pem", "-CAkey", folder / "ca.key"]

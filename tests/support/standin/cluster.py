@@ -1,4 +1,4 @@
-"""The whole stand-in: a Cassandra, the proxy before it, and what the cluster holds. Started once a run of the tests."""
+"""The whole stand-in: a Cassandra, its proxy, and the contents of the cluster. It starts once per test run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NODES = 3
 SHARDS = 4
 USER, PASSWORD = "CDC_TEST_USER", "CDC_TEST_PASSWORD"
 FIRST_MS = Milliseconds(1_790_000_000_000)
-"""When the first generation of the tests starts: far enough back for every clock here."""
+"""The start of the first generation of the tests, long enough ago for every clock here."""
 
 
 class StandIn:
@@ -33,15 +33,15 @@ class StandIn:
         self.proxy = Proxy(self.server.port, free_ports(1)[0], NODES, SHARDS)
 
     def stop(self) -> None:
-        """End all of it."""
+        """Stop everything."""
         self.proxy.stop()
         self.world.stop()
         self.server.stop()
 
     def reset(self, kept: Collection[str] = ()) -> None:
-        """An empty cluster of three nodes with one generation, nothing counted and nothing wrong.
+        """Reset to an empty cluster of three nodes with one generation, without counts and faults.
 
-        Whoever is about to make tables that another test has made may keep them, if they are the same.
+        A test that will create tables of another test may retain them with `kept` if they are the same.
         """
         self.proxy.reset()
         if self.world.changed:
@@ -51,7 +51,7 @@ class StandIn:
             self.world.changed = False
 
     def connection(self, **changes: object) -> Connection:
-        """How it is reached, by the user and password in the environment."""
+        """Return the connection to it, with user and password from the environment."""
         values = {
             "contacts": (f"127.0.0.1:{self.proxy.port}",),
             "user_env": USER,
@@ -63,16 +63,16 @@ class StandIn:
 
 
 def nodes(count: int = NODES, tokens: int = 4, shards: int = SHARDS) -> list[Node]:
-    """Nodes at 127.0.0.1, .2, ...; their tokens are random, and the same whenever they are asked for."""
-    found = []
-    for place in range(count):
-        drawn = np.random.default_rng(place).integers(-(2**63) + 1, 2**63 - 1, tokens)
-        host = uuid.UUID(int=0xC0FFEE_0000_4000_8000_000000000000 + place)
-        address = f"127.0.0.{place + 1}"
-        found.append(Node(host, tuple(drawn.tolist()), shards, 12, address, "datacenter1", f"rack{place}"))
-    return found
+    """Return nodes at 127.0.0.1, .2, ... with random tokens that are always the same."""
+    created = []
+    for index in range(count):
+        drawn = np.random.default_rng(index).integers(-(2**63) + 1, 2**63 - 1, tokens)
+        host = uuid.UUID(int=0xC0FFEE_0000_4000_8000_000000000000 + index)
+        address = f"127.0.0.{index + 1}"
+        created.append(Node(host, tuple(drawn.tolist()), shards, 12, address, "datacenter1", f"rack{index}"))
+    return created
 
 
 def description(id_: uuid.UUID, of: Sequence[Node] | None = None) -> TopologyDescription:
-    """A generation of the nodes' ring."""
+    """Return a generation of the nodes' ring."""
     return generate_description(RingLayout.of(Ring.of(nodes() if of is None else of)), id_)

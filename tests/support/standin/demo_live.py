@@ -1,8 +1,8 @@
-"""`make demo-live`: a cluster on loopback that nodes join while it is written to, observed and ingested as it lives.
+"""`make demo-live`: nodes join a cluster on loopback while it is written to, observed and ingested.
 
-The server is the stand-in of the tests, a real Apache Cassandra behind a proxy that answers as ScyllaDB does. What is
-shown of the platform are its commands, each in a process of its own. It ends with a report, and with exit code 1 where
-the tables differ. The home stays, to look at.
+The server is the stand-in of the tests, a real Apache Cassandra behind a proxy that responds as ScyllaDB does. The
+demo shows the platform's commands, each in its own process. It ends with a report, and with exit code 1 if the tables
+differ. The home remains for inspection.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from cdc_platform.scylla import registry
 CONFIDENCE_SECONDS = 3
 DDL = "CREATE TABLE shop.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '86400'};"
 JOIN_SECONDS = 15.0
-"""Between two joins; a real cluster takes more than a minute for one."""
+"""The time between two joins; a join of a real cluster takes more than a minute."""
 LEAD_MS = Milliseconds(5_000)
-"""How long before it starts a generation is published here."""
+"""How long before its start a generation is published here."""
 _EMPTY_MS = Milliseconds(600_000)
 
 
 class Writer(threading.Thread):
-    """Writes to the base table and its log, both with the same timestamps, until it is told to stop."""
+    """Writes to the base table and its log with equal timestamps until `stop`."""
 
     def __init__(self, log: LiveLog) -> None:
         super().__init__(daemon=True)
@@ -53,42 +53,42 @@ class Writer(threading.Thread):
         self.failed: Exception | None = None
 
     def run(self) -> None:
-        """Ten writes five times a second."""
+        """Make ten writes five times a second."""
         try:
             while not self._stopped.wait(0.2):
                 now = Clock().now_us()
                 columns = {name: [self._dice.randrange(30) for _ in range(10)] for name in ("p", "k", "v")}
-                times = [now - 20 + place for place in range(10)]
+                times = [now - 20 + index for index in range(10)]
                 self._log.write(times, **columns)
                 for at, p, k, v in zip(times, *columns.values(), strict=True):
                     self._log.world.run(f"INSERT INTO shop.t (p, k, v) VALUES ({p}, {k}, {v}) USING TIMESTAMP {at}")
-        except Exception as error:  # noqa: BLE001  # whatever it is, the report says that the demo failed by it
+        except Exception as error:  # noqa: BLE001  # the report shows any error as the demo's failure
             self.failed = error
 
     def stop(self) -> None:
-        """Write no more."""
+        """Stop writing."""
         self._stopped.set()
         self.join()
 
 
 @dataclass
 class Commands:
-    """Runs commands as a person types them, in processes of their own, on one home."""
+    """Runs commands as a person types them, each in its own process, on one home."""
 
     home: Path
     ingests: list[dict[str, Any]] = field(default_factory=list)
-    """The results of all ingests that ended."""
+    """The results of all completed ingests."""
     killed: int = 0
 
     def show(self, *args: str, home: Path | None = None) -> None:
-        """Print a command and what it prints."""
+        """Print a command and its output."""
         self._print(args, home or self.home)
         code = self._run(args, home or self.home).returncode
         if code:
             raise RuntimeError(f"{shlex.join(args)} ended with {code}")
 
     def ingest(self, *, shown: bool = False, killed: bool = False) -> None:
-        """Ingest what is new, and print one line for the table; with `killed` it dies before its commit."""
+        """Ingest what is new and print one line for the table; with `killed` the process dies before its commit."""
         args = ("ingest", "live", "shop.t", "--current", "--confidence", str(CONFIDENCE_SECONDS))
         if shown:
             self._print(args, self.home)
@@ -122,7 +122,7 @@ class Commands:
 
 
 def main() -> int:
-    """Play it; answers with the exit code."""
+    """Run the demo; return the exit code."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="cdc-demo-live-") as folder:
         print("An Apache Cassandra that answers as ScyllaDB does starts on loopback ...", flush=True)
@@ -139,7 +139,7 @@ def main() -> int:
 
 
 def play(standin: StandIn, home: Path, begun: float) -> int:
-    """Play it on a cluster without anything, into a new home; answers with the exit code."""
+    """Run the demo on an empty cluster with a new home; return the exit code."""
     first = Milliseconds(Clock().now_ms() - _EMPTY_MS)
     generations = {first: description(time_uuid(first), nodes(1))}
     standin.world.cluster(nodes(1))
@@ -172,14 +172,14 @@ def play(standin: StandIn, home: Path, begun: float) -> int:
 
 
 def _join(standin: StandIn, log: LiveLog, count: int) -> None:
-    """Let a node join: its generation is published, and starts a little later."""
+    """Let a node join: publish its generation, which starts a little later."""
     at = Milliseconds(Clock().now_ms() + LEAD_MS)
-    made = description(time_uuid(at), nodes(count))
+    described = description(time_uuid(at), nodes(count))
     standin.world.cluster(nodes(count), topology={"version": 7 + count})
-    standin.world.generation(at, time_uuid(at), made)
-    log.generations = {**log.generations, at: made}
+    standin.world.generation(at, time_uuid(at), described)
+    log.generations = {**log.generations, at: described}
     print(
-        f"Node {count} joins: a generation of {len(made.streams)} streams starts at {format_us(us_from_ms(at))}",
+        f"Node {count} joins: a generation of {len(described.streams)} streams starts at {format_us(us_from_ms(at))}",
         flush=True,
     )
 
@@ -225,13 +225,13 @@ def _report(log: LiveLog, cluster: registry.ScyllaCluster, commands: Commands, w
 
 
 def _replayed(log: LiveLog, rows: Any) -> set[tuple[Any, ...]]:
-    """The base table that the log's rows make."""
-    found = set()
+    """Return the base table rebuilt from the log's rows."""
+    rebuilt = set()
     for state in replay_log(log.schema, log_rows_from_arrow(log.schema, rows)).values():
         (p,) = state.partition_key
         for (k,), row in state.rows.items():
-            found.add((p, k, getattr(row.cells["v"], "value", None)))
-    return found
+            rebuilt.add((p, k, getattr(row.cells["v"], "value", None)))
+    return rebuilt
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Rows of a cluster with all timestamps that CQL has, on which the driver raises where Python has none; or as bytes."""
+"""Read a cluster's rows with all CQL timestamps, including those that Python cannot represent, or as raw bytes.
+
+The driver raises an error for such timestamps.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +12,19 @@ from cassandra.cluster import Session
 from cassandra.cqltypes import BytesType, DateType, LongType
 from cassandra.protocol import ProtocolHandler, ResultMessage
 
-# As the driver was built: with an extension in C, or without one.
+# The driver's classes, with its C extension or without.
 _Protocol: Any = ProtocolHandler
 _Result: Any = _Protocol.message_types_by_opcode[ResultMessage.opcode]
 
 
 class _Milliseconds(_Result):
-    """A result whose timestamps are the integers that they are."""
+    """A result with timestamps as plain integers."""
 
     def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
-        """As the driver's, with other types."""
+        """Receive the metadata as the driver does, with other types."""
         super().recv_results_metadata(f, user_type_map)
         columns: list[tuple[Any, ...]] = self.column_metadata or []
-        self.column_metadata = [(*each[:3], _of_integers(each[3])) for each in columns]
+        self.column_metadata = [(*column[:3], _of_integers(column[3])) for column in columns]
 
 
 class _WithMilliseconds(_Protocol):
@@ -32,13 +35,13 @@ class _WithMilliseconds(_Protocol):
 
 
 class _Bytes(_Result):
-    """A result whose values are the bytes that came."""
+    """A result with the values as received bytes."""
 
     def recv_results_metadata(self, f: Any, user_type_map: Any) -> None:
-        """As the driver's, with other types."""
+        """Receive the metadata as the driver does, with other types."""
         super().recv_results_metadata(f, user_type_map)
         columns: list[tuple[Any, ...]] = self.column_metadata or []
-        self.column_metadata = [(*each[:3], BytesType) for each in columns]
+        self.column_metadata = [(*column[:3], BytesType) for column in columns]
 
 
 class _WithBytes(_Protocol):
@@ -57,12 +60,12 @@ def _of_integers(kind: Any) -> Any:
 
 
 def far_rows(session: Session, statement: str) -> list[dict[str, Any]]:
-    """What a SELECT answers, by column, with timestamps in milliseconds."""
+    """Return the rows of a SELECT by column, with timestamps in milliseconds."""
     return [row._asdict() for row in _rows(session, statement, _WithMilliseconds)]
 
 
 def bytes_of(session: Session, statement: str) -> list[tuple[bytes | None, ...]]:
-    """What a SELECT answers, as the bytes of the protocol."""
+    """Return the rows of a SELECT as the bytes of the protocol."""
     return [tuple(row) for row in _rows(session, statement, _WithBytes)]
 
 

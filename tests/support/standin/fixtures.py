@@ -1,4 +1,4 @@
-"""The fixtures of tests against a live cluster: the cluster as the platform knows it, a log and a table of it."""
+"""Fixtures of tests with a live cluster: the registered cluster, a log and a table."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from cdc_platform.scylla import ScyllaCluster, registry
 
 @pytest.fixture
 def cluster(standin: StandIn, tmp_path: Path) -> ScyllaCluster:
-    """The stand-in under the name `prod`, in a home of the test's own."""
+    """Register the stand-in as `prod` in the test's own home."""
     return registry.add_cluster(open_home_location(tmp_path / "home"), "prod", standin.connection())
 
 
 @pytest.fixture
 def log(standin: StandIn) -> LiveLog:
-    """`shop.t` with an empty log, and a second generation an hour after the first."""
+    """Create `shop.t` with an empty log, and a second generation an hour after the first."""
     standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
     return LiveLog(standin.world, defined(DDL), GENERATIONS).make()
 
@@ -34,7 +34,7 @@ TABLE = "CREATE TABLE shop.t (p int, k int, v int, l list<int>, m map<int, int>,
 
 @pytest.fixture
 def table(standin: StandIn) -> LiveTable:
-    """`shop.t` of two keys, a value, a list and a map, with an empty log."""
+    """Create `shop.t` with two keys, a value, a list and a map, and an empty log."""
     schema = defined(f"{TABLE} WITH cdc = {{'enabled': 'true', 'ttl': '0'}};")
     standin.proxy.collections, standin.proxy.lists = {"l", "m"}, {"l"}
     return LiveTable(standin.world, schema, {FIRST_MS: description(time_uuid(FIRST_MS))}, random.Random(7)).make()

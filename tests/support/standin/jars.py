@@ -1,6 +1,6 @@
-"""The JARs of Apache Cassandra, fetched once from Maven by the resolver inside pyspark; `python -m` this fetches them.
+"""Fetch the JARs of Apache Cassandra once from Maven by pyspark's resolver; `python -m` this module fetches them.
 
-They go into the platform's cache folder, beside Delta's own, and are held against one checksum of all their contents.
+They go into the platform's cache folder, beside Delta's own, and must match one checksum of all their contents.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ from cdc_platform.spark.jars import IVY_SETTINGS_VARIABLE, get_spark_home
 
 VERSION = "5.0.5"
 SHA256 = "c0da9ba8a06c891c949679fc64ac23978fb0fbac5c01e28dc47e2cb18aa68af3"
-"""Of the lines `name sha256` of all JARs, in the order of their names."""
+"""Checksum of the lines `name sha256` of all JARs, in name order."""
 _FETCH_SECONDS = 1800
 _WITHOUT_POMS = """<ivysettings><settings defaultResolver="central"/><resolvers>
 <ibiblio name="central" m2compatible="true" usepoms="false"/></resolvers></ivysettings>"""
 
 
 def cassandra_jars() -> Path:
-    """The folder that holds them; fetched first where they are not there."""
+    """Return the folder with the JARs, after fetching them if they are missing."""
     return fetched(f"cassandra-{VERSION}", _fetch)
 
 
 def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
-    """A folder of the cache with JARs; where it is not there, `fetch` has to make it as `jars` in a new folder.
+    """Return a cache folder with JARs; if it is missing, `fetch` must create it as `jars` in a new folder.
 
-    Others wait meanwhile, be they threads or processes.
+    Other threads and processes wait in the meantime.
     """
     folder = get_cache_folder() / name
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -50,15 +50,15 @@ def fetched(name: str, fetch: Callable[[Path], None]) -> Path:
 
 def _fetch(draft: Path) -> None:
     retrieve(draft, [("org.apache.cassandra", "cassandra-all", VERSION)])
-    found = _checksum(draft / "jars")
-    if found != SHA256:
-        raise RuntimeError(f"the JARs of Apache Cassandra came with checksum {found} instead of {SHA256}")
+    checksum = _checksum(draft / "jars")
+    if checksum != SHA256:
+        raise RuntimeError(f"the JARs of Apache Cassandra came with checksum {checksum} instead of {SHA256}")
 
 
 def retrieve(draft: Path, wanted: Sequence[tuple[str, str, str]], *, alone: bool = False) -> None:
-    """Let the resolver put JARs into the folder `jars` of a new folder: with what they need, or `alone`, without POMs.
+    """Let the resolver put JARs into `jars` in a new folder: with their dependencies, or `alone`, without POMs.
 
-    `wanted`: each by its organisation, name and revision.
+    `wanted`: the organisation, name and revision of each.
     """
     draft.mkdir()
     module = draft / "ivy.xml"

@@ -1,7 +1,7 @@
-"""ScyllaDB's own Java library, fetched once from Maven Central, as a process that reads the log of a table.
+"""Run ScyllaDB's own Java library, fetched once from Maven Central, as a process that reads the log of a table.
 
-Its POMs name a parent that is in no repository: the resolver is told to look at none, and to fetch each JAR that is
-named here, which is held against its checksum.
+Its POMs name a parent that is in no repository. The resolver therefore ignores POMs and fetches each JAR that is named
+here, which must match its checksum.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ _JARS = {
         "1658db89e5d9e6c6e63565d80ad041466cb330b8686ba972d843686c62852fac"
     ),
 }
-"""Each JAR's checksum, by its organisation, name and revision."""
+"""Each JAR's checksum, by organisation, name and revision."""
 _FROM_SPARK = ("guava-*.jar", "failureaccess-*.jar", "slf4j-api-*.jar")
 _SECONDS = 180
 
 
 @dataclass(frozen=True)
 class ReadChange:
-    """A change as the library gave it: of which generation it read it, and the key of the log's row."""
+    """A change from the library: the generation in which it read it, and the key of the log's row."""
 
     generation_ms: Milliseconds
     stream: bytes
@@ -51,7 +51,7 @@ class ReadChange:
 
 
 def read_log(host: str, port: int, user: tuple[str, str], table: str, expected: int) -> list[ReadChange]:
-    """The changes of a table's log in the order in which the library gives them; waits for as many, and for more."""
+    """Return the changes of a table's log in the library's order, after waiting for the expected number or more."""
     launcher = java17()
     if not Path(launcher).resolve().with_name("javac").exists() and _has_no_compiler(launcher):
         _cannot("the Java client needs a JDK of Java 17, which compiles it (Debian: openjdk-17-jdk-headless)")
@@ -62,8 +62,8 @@ def read_log(host: str, port: int, user: tuple[str, str], table: str, expected: 
     command = [launcher, "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", path, str(source), *words]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     assert ran.stdout.endswith("end\n"), ran.stdout[-500:] + ran.stderr[-3000:]
-    found = [line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("change ")]
-    changes = [ReadChange(Milliseconds(int(ms)), bytes.fromhex(s), UUID(at), int(n)) for ms, s, at, n in found]
+    lines = [line.split()[1:] for line in ran.stdout.splitlines() if line.startswith("change ")]
+    changes = [ReadChange(Milliseconds(int(ms)), bytes.fromhex(s), UUID(at), int(n)) for ms, s, at, n in lines]
     assert len(changes) >= expected, f"{len(changes)} of {expected}: {ran.stderr[-3000:]}"
     return changes
 
@@ -82,9 +82,9 @@ def _client_jars() -> list[Path]:
 
 
 def _held(jar: Path, checksum: str) -> Path:
-    found = hashlib.sha256(jar.read_bytes()).hexdigest()
-    if found != checksum:
-        raise RuntimeError(f"{jar.name} came with sha256 {found} instead of {checksum}")
+    digest = hashlib.sha256(jar.read_bytes()).hexdigest()
+    if digest != checksum:
+        raise RuntimeError(f"{jar.name} came with sha256 {digest} instead of {checksum}")
     return jar
 
 

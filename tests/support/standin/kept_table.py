@@ -1,4 +1,4 @@
-"""What tests of a kept table share: an ingest, writes to the table with their log rows, what the lake has of it."""
+"""Shared parts of tests of a replicated table: an ingest, writes with their log rows, and the lake's rows."""
 
 from __future__ import annotations
 
@@ -22,29 +22,29 @@ AT_ONCE = ReadPolicy(Microseconds(0))
 
 
 def small_slices(monkeypatch: pytest.MonkeyPatch, *, rows: int, sample: int, most: int) -> None:
-    """Let a copy have `most` slices where there are `rows` for each, by the rows of a `sample`."""
+    """Let a copy have up to `most` token ranges, one per `rows` rows, estimated from a `sample` of rows."""
     monkeypatch.setattr(scanning, "ROWS_A_RANGE", rows)
     monkeypatch.setattr(scanning, "_SAMPLE_ROWS", sample)
     monkeypatch.setattr(scanning, "MAX_RANGES", most)
 
 
 def bring(cluster: ScyllaCluster, workers: TaskRunner, policy: ReadPolicy = AT_ONCE, **options: Any) -> IngestResult:
-    """Ingest as the next process would, up to now."""
+    """Ingest up to now as a new process would."""
     again = registry.find_cluster(open_home_location(cluster.home.parent.parent), cluster.name)
     return ingest_table(again, Clock(), "shop", "t", workers, policy=policy, **options)
 
 
 def in_lake(cluster: ScyllaCluster, table: LiveTable) -> tuple[dict[Any, Any], set[Any]]:
-    """The rows that the lake has by key, and the keys of those that are marked."""
+    """Return the lake's rows by key, and the keys of the inexact ones."""
     lake = Lake(cluster.open_home().lake)
     rows = lake.read(current_table(table.schema)).to_pylist()
-    found = by_key(table.schema, rows)
-    marked = {key for key, row in zip(found, rows, strict=True) if row[INEXACT]}
-    return found, marked
+    rows_by_key = by_key(table.schema, rows)
+    marked = {key for key, row in zip(rows_by_key, rows, strict=True) if row[INEXACT]}
+    return rows_by_key, marked
 
 
 def old(table: LiveTable, text: str) -> None:
-    """Write what no log tells of any more: two days ago."""
+    """Write with a timestamp two days ago, which no log records any more."""
     table.world.run(text.replace("USING", f"USING TIMESTAMP {Clock().now_us() - 2 * DAY_US}"))
 
 
@@ -56,7 +56,7 @@ def now(table: LiveTable, text: str, partition: dict[str, Any], *rows: dict[str,
 
 
 def keep_id(world: World) -> None:
-    """Give the altered log the ID back that says when it was made; the stand-in's server writes its own."""
-    made = f"'shop', 't_scylla_cdc_log', {time_uuid(FIRST_MS)}"
-    world.run(f"INSERT INTO system_schema.tables (keyspace_name, table_name, id) VALUES ({made})")
+    """Restore the altered log's ID, which holds its creation time; the stand-in's server writes its own ID."""
+    values = f"'shop', 't_scylla_cdc_log', {time_uuid(FIRST_MS)}"
+    world.run(f"INSERT INTO system_schema.tables (keyspace_name, table_name, id) VALUES ({values})")
     world.schema_changed()

@@ -20,7 +20,7 @@ TABLE_ID = uuid.UUID(int=7)
 
 @dataclass
 class Late:
-    """A second generation or stream set that clients can read late; `said` is who knows of it beforehand."""
+    """A second generation or stream set that clients can read late; `said` is who knows it before."""
 
     standin: StandIn
     said: str
@@ -28,34 +28,34 @@ class Late:
 
     @property
     def world(self) -> World:
-        """The rows behind the proxy."""
+        """Return the rows behind the proxy."""
         return self.standin.world
 
     def begin(self) -> None:
-        """List the first one; nodes use the second one from here on."""
+        """List the first one; nodes use the second one from now on."""
         self.standin.proxy.version = VERSION_OF[self.said]
         if self.said == "tablets":
             sets = {}
             for at, count in ((FIRST_MS, 2), (SWITCH_MS, 4)):
                 sets[at] = StreamSet.of(at, generate_tablet_streams(TABLE_ID, at, uniform_tablet_ends(count)))
             self.generations = sets
-            self.world.stream_set("shop", "t", FIRST_MS, [each.tobytes() for each in sets[FIRST_MS].ids])
+            self.world.stream_set("shop", "t", FIRST_MS, [stream.tobytes() for stream in sets[FIRST_MS].ids])
         elif self.said in ("group", "nodes"):
-            made = GENERATIONS[SWITCH_MS]
-            self.world.committed(SWITCH_MS, time_uuid(SWITCH_MS), made, by_group=self.said == "group")
+            second = GENERATIONS[SWITCH_MS]
+            self.world.committed(SWITCH_MS, time_uuid(SWITCH_MS), second, by_group=self.said == "group")
 
     def publish(self) -> None:
         """Let clients read the second one."""
-        made = self.generations[SWITCH_MS]
-        if isinstance(made, StreamSet):
+        second = self.generations[SWITCH_MS]
+        if isinstance(second, StreamSet):
             before = self.generations[FIRST_MS]
             assert isinstance(before, StreamSet)
-            ids = [[each.tobytes() for each in several.ids] for several in (before, made)]
+            ids = [[stream.tobytes() for stream in stream_set.ids] for stream_set in (before, second)]
             self.world.stream_set("shop", "t", SWITCH_MS, ids[1], closed=ids[0], opened=ids[1])
         elif self.said == "nobody":
-            self.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), made)
+            self.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), second)
         else:
-            self.world.published(SWITCH_MS, made)
+            self.world.published(SWITCH_MS, second)
 
 
 VERSION_OF: Mapping[str, Version] = {
@@ -64,8 +64,9 @@ VERSION_OF: Mapping[str, Version] = {
     "nobody": VERSIONS["2026.3"],
     "tablets": VERSIONS["2026.3"],
 }
-"""Who knows of a generation before it is published, and in which version: the Raft group, each node for itself, or
-nobody whom we ask. Of tablets the first thing that is seen is the list of stream sets.
+"""Who knows a generation before it is published, and in which version: the Raft group, each node, or no source.
+
+With tablets the list of stream sets shows it first.
 """
 TOLD = ("group", "nodes")
 UNTOLD = ("nobody", "tablets")

@@ -1,4 +1,4 @@
-"""A table on the stand-in whose log tests write to, at the times that they want, in the streams of its generations."""
+"""A table on the stand-in whose log tests write to at chosen times, in the streams of its generations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cdc_platform.generations import StreamSet, TopologyDescription
 
 
 def defined(ddl: str) -> TableSchema:
-    """The last table that CQL makes."""
+    """Return the last table that CQL creates."""
     catalog, name = Catalog(), None
     for statement in parse_statements(ddl):
         assert isinstance(statement.body, s.DefinitionStatement)
@@ -31,7 +31,7 @@ def defined(ddl: str) -> TableSchema:
 
 @dataclass
 class LiveLog:
-    """The log of a table, and all rows that were written to it. `generations` by time (ms)."""
+    """The log of a table with all rows written to it. `generations` are by time (ms)."""
 
     world: World
     schema: TableSchema
@@ -39,21 +39,21 @@ class LiveLog:
     written: list[pa.Table] = field(default_factory=list)
 
     def make(self) -> LiveLog:
-        """Make the tables, as of the first generation's time."""
+        """Create the tables, as of the first generation's time."""
         self.world.logged_table(self.schema, min(self.generations))
         return self
 
     def write(self, times_us: Sequence[int], **columns: Sequence[int]) -> pa.Table:
-        """Log an insert at each time (µs): `p` is its place, other columns 0 unless they are given."""
-        known = {name: [0] * len(times_us) for name in ("k", "v") if self.schema.has(name)}
-        made = {"operation": [2] * len(times_us), "timestamp": list(times_us), "p": list(range(len(times_us)))}
-        typed = pa.table({**made, **known, **columns})
+        """Log an insert at each time (µs): `p` is its index, other columns are 0 unless given."""
+        defaults = {name: [0] * len(times_us) for name in ("k", "v") if self.schema.has(name)}
+        generated = {"operation": [2] * len(times_us), "timestamp": list(times_us), "p": list(range(len(times_us)))}
+        typed = pa.table({**generated, **defaults, **columns})
         schema = typed_writes_schema(self.schema)
         arrays = [
-            typed[each.name].cast(each.type).combine_chunks()
-            if each.name in typed.column_names
-            else pa.nulls(len(times_us), each.type)
-            for each in schema
+            typed[column.name].cast(column.type).combine_chunks()
+            if column.name in typed.column_names
+            else pa.nulls(len(times_us), column.type)
+            for column in schema
         ]
         batch = pa.RecordBatch.from_arrays(arrays, schema=schema)
         rows = pa.Table.from_batches([encode_log_batch(self.schema, batch, self._streams)])
@@ -62,20 +62,20 @@ class LiveLog:
         return rows
 
     def written_keys(self) -> list[tuple[bytes, str, int]]:
-        """The key of every row that was written, sorted."""
+        """Return the keys of all written rows, sorted."""
         return sorted(key for rows in self.written for key in keys_of(rows))
 
     def _streams(self, keys: pa.Array, timestamps: pa.Array) -> pa.Array:
         times = sorted(self.generations)
         tokens, out = tokens_from_keys(keys), np.zeros((len(keys), 16), np.uint8)
         begun = np.searchsorted([us_from_ms(time) for time in times], np.asarray(timestamps), side="right") - 1
-        for place in np.unique(begun).tolist():
-            assert place >= 0
-            out[begun == place] = self.generations[times[place]].streams_of(tokens[begun == place])
+        for index in np.unique(begun).tolist():
+            assert index >= 0
+            out[begun == index] = self.generations[times[index]].streams_of(tokens[begun == index])
         return stream_ids_to_arrow(out)
 
 
 def keys_of(rows: pa.Table) -> list[tuple[bytes, str, int]]:
-    """The keys of log rows, sorted: one that comes twice is there twice."""
+    """Return the keys of log rows, sorted, with duplicates."""
     names = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
     return sorted(zip(*(rows[name].to_pylist() for name in names), strict=True))

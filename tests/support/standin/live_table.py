@@ -1,6 +1,6 @@
 """A random table on the stand-in that is written to with its log: both with one timestamp, by the rules alone.
 
-What the log says of a statement is written down here; nothing of it is asked of the platform's own log.
+The log rows of a statement are specified here, independent of the platform's own log.
 """
 
 from __future__ import annotations
@@ -54,29 +54,29 @@ VALUES: Mapping[CqlType, Sequence[Any]] = {
     DECIMAL: (Decimal("1.5"), Decimal("-3"), Decimal("1e-2147483")),
     BLOB: (b"\x00", b"\xff\x00", b"\x01"),
 }
-"""What is written. Dates and timestamps of which some are the same for every reader of Delta, but one in none."""
+"""The written values. Some dates and timestamps are equal for every reader of Delta, but differ in CQL."""
 HISTORIES = int(os.environ.get("CDC_PLATFORM_LIVE_HISTORIES", "1"))
-"""How many histories are drawn of each property of such tables."""
+"""The number of histories that are drawn for each property of such tables."""
 _TICKS = 0x01B21DD213814000
 Logged = list[dict[str, Any]]
 
 
 def drawn(dice: random.Random) -> TableSchema:
-    """A table of any shape: keys of one or two parts, rows or none, static columns, any types of `TYPES`."""
-    columns = [Column(f"p{place}", dice.choice(KEYS), "partition") for place in range(dice.randint(1, 2))]
+    """Return a table of any shape: keys of one or two columns, with or without rows, static columns, any of `TYPES`."""
+    columns = [Column(f"p{index}", dice.choice(KEYS), "partition") for index in range(dice.randint(1, 2))]
     clustering = dice.randint(0, 2)
     columns += [
-        Column(f"k{place}", dice.choice(KEYS), "clustering", dice.random() < 0.5) for place in range(clustering)
+        Column(f"k{index}", dice.choice(KEYS), "clustering", dice.random() < 0.5) for index in range(clustering)
     ]
     if clustering:
-        columns += [Column(f"s{place}", dice.choice(TYPES), "static") for place in range(dice.randint(0, 2))]
-    columns += [Column(f"v{place}", kind) for place, kind in enumerate(dice.sample(TYPES, dice.randint(1, 4)))]
+        columns += [Column(f"s{index}", dice.choice(TYPES), "static") for index in range(dice.randint(0, 2))]
+    columns += [Column(f"v{index}", kind) for index, kind in enumerate(dice.sample(TYPES, dice.randint(1, 4)))]
     return TableSchema("shop", "t", tuple(columns), CdcOptions(enabled=True, ttl=0))
 
 
 @dataclass
 class LiveTable:
-    """The table and its log. `generations` by time (ms)."""
+    """The table and its log. `generations` are by time (ms)."""
 
     world: World
     schema: TableSchema
@@ -87,13 +87,13 @@ class LiveTable:
     _of_lists: dict[str, int] = field(default_factory=dict)
 
     def make(self) -> LiveTable:
-        """Make the type and both tables, as of the first generation's time."""
+        """Create the type and both tables, as of the first generation's time."""
         self.world.run("CREATE TYPE IF NOT EXISTS shop.told (a int, b text)")
         self.world.logged_table(self.schema, min(self.generations))
         return self
 
     def write(self, time_us: int, *, log: bool = True, ttl: int = 0) -> None:
-        """One random write at a time (µs, each time once), to the table and, if wanted, to the log."""
+        """Make one random write at a time (µs, each time once) to the table and, with `log`, to the log."""
         assert time_us not in self.times
         self.times.add(time_us)
         schema, dice = self.schema, self.dice
@@ -106,15 +106,15 @@ class LiveTable:
             self.log(partition, time_us, rows)
 
     def log(self, partition: dict[str, Any], time_us: int, rows: Logged) -> None:
-        """Log rows of one batch of a partition, each without what all of them have."""
+        """Log rows of one batch of a partition; the rows omit the columns that all of them share."""
         key = tuple(_plain(column.type, partition[column.name]) for column in self.schema.partition_key)
         token = tokens_from_keys(pa.array([self.schema.partition_bytes(key)], pa.binary()))
         begun = max(time for time in self.generations if us_from_ms(time) <= time_us)
         stream = self.generations[begun].streams_of(token)[0].tobytes()
         head = {"cdc$stream_id": stream, "cdc$time": _uuid(time_us, self.dice), **partition}
         full = [
-            {**head, "cdc$batch_seq_no": place, "cdc$end_of_batch": True if place == len(rows) - 1 else None, **row}
-            for place, row in enumerate(rows)
+            {**head, "cdc$batch_seq_no": index, "cdc$end_of_batch": True if index == len(rows) - 1 else None, **row}
+            for index, row in enumerate(rows)
         ]
         self.world.log_values(self.schema, full)
         self.logged += len(rows)
@@ -132,9 +132,11 @@ class LiveTable:
         key, changes = self._key(), dict[str, tuple[str, dict[str, Any], dict[str, Any]]]()
         for column in self._some((*self.schema.statics, *self.schema.regulars)):
             changes[column.name] = self._overwrite(column, time_us)
-        given = {name: _literal(value) for name, value in (partition | key).items()}
-        given |= {name: change[0] for name, change in changes.items()}
-        text = f"INSERT INTO shop.t ({', '.join(given)}) VALUES ({', '.join(given.values())}){_using(time_us, ttl)}"
+        literals = {name: _literal(value) for name, value in (partition | key).items()}
+        literals |= {name: change[0] for name, change in changes.items()}
+        text = (
+            f"INSERT INTO shop.t ({', '.join(literals)}) VALUES ({', '.join(literals.values())}){_using(time_us, ttl)}"
+        )
         return text, self._upsert(key, 2, changes, ttl)
 
     def _update(self, partition: dict[str, Any], time_us: int, ttl: int) -> tuple[str, Logged]:
@@ -142,8 +144,8 @@ class LiveTable:
         changes, texts = {}, list[str]()
         for column in chosen:
             if column.type.multicell and self.dice.random() < 0.6 and self._has_its_place(column, time_us):
-                found, *rest = self._elements(column, time_us)
-                texts.append(found)
+                written_text, *rest = self._elements(column, time_us)
+                texts.append(written_text)
                 changes[column.name] = ("", *rest)
             else:
                 changes[column.name] = self._overwrite(column, time_us)
@@ -155,24 +157,24 @@ class LiveTable:
         return text, self._upsert(key, 1, changes, ttl)
 
     def _upsert(self, key: dict[str, Any], operation: int, changes: Mapping[str, Any], ttl: int) -> Logged:
-        """Static columns first, in a row of their own; what expires and what does not are rows of their own too."""
+        """Return static columns first, in their own row; expiring and lasting values are separate rows, too."""
         static = {column.name for column in self.schema.statics}
         rows: Logged = []
         for of_static, number in ((True, 1), (False, operation)):
-            mine = [change for name, change in changes.items() if (name in static) == of_static]
-            live = {name: value for change in mine for name, value in change[1].items()}
-            dead = {name: value for change in mine for name, value in change[2].items()}
-            place = {} if of_static else key
+            selected = [change for name, change in changes.items() if (name in static) == of_static]
+            live = {name: value for change in selected for name, value in change[1].items()}
+            dead = {name: value for change in selected for name, value in change[2].items()}
+            row_key = {} if of_static else key
             if not ttl and (live or dead or (number == 2 and not of_static)):
-                rows.append({"cdc$operation": number, **place, **live, **dead})
+                rows.append({"cdc$operation": number, **row_key, **live, **dead})
             elif ttl:
                 if live or (number == 2 and not of_static):
-                    rows.append({"cdc$operation": number, "cdc$ttl": ttl, **place, **live})
-                rows += [{"cdc$operation": 1, **place, **dead}] if dead else []
+                    rows.append({"cdc$operation": number, "cdc$ttl": ttl, **row_key, **live})
+                rows += [{"cdc$operation": 1, **row_key, **dead}] if dead else []
         return rows
 
     def _overwrite(self, column: Column, time_us: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """A value or null: its literal, and what the log has of it that lives and that is deleted."""
+        """Return a value or null: its literal, and the live and deleted parts in the log."""
         deleted = {f"cdc$deleted_{column.name}": True}
         if self.dice.random() < 0.2 or not self._has_its_place(column, time_us):
             return "null", {}, deleted
@@ -182,9 +184,9 @@ class LiveTable:
         return _literal(value), {column.name: self._in_log(column.type, value, time_us)} if value else {}, deleted
 
     def _has_its_place(self, column: Column, time_us: int) -> bool:
-        """Whether elements of that time come last of those of a list, as far as one was written.
+        """Return True if elements of that time come last in a list, considering the elements written so far.
 
-        ScyllaDB orders them by the times of their writes, Cassandra by when it was told of them.
+        ScyllaDB orders elements by the times of their writes, Cassandra by the order in which it receives them.
         """
         if not isinstance(column.type, ListType) or not column.type.multicell:
             return True
@@ -193,30 +195,30 @@ class LiveTable:
 
     def _in_log(self, kind: CqlType, value: Any, time_us: int) -> Any:
         if isinstance(kind, ListType):
-            return {_uuid(time_us, self.dice, place): element for place, element in enumerate(value)}
+            return {_uuid(time_us, self.dice, index): element for index, element in enumerate(value)}
         return tuple(value.get(name) for name in kind.field_names) if isinstance(kind, UserType) else value
 
     def _elements(self, column: Column, time_us: int) -> tuple[str, dict[str, Any], dict[str, Any]]:
-        """Some elements are written, or deleted."""
+        """Write or delete some elements."""
         kind, name, deletes = column.type, column.name, self.dice.random() < 0.4
         value = _value(kind, self.dice) or _value(kind, random.Random(3))
-        gone = f"cdc$deleted_elements_{name}"
+        deleted_name = f"cdc$deleted_elements_{name}"
         if isinstance(kind, ListType):
             value = value or [_value(kind.element, self.dice)]
             return f"{name} = {name} + {_literal(value)}", {name: self._in_log(kind, value, time_us)}, {}
         if isinstance(kind, UserType):
-            place = self.dice.randrange(2)
-            of, field_name = kind.parts[place], kind.field_names[place]
+            index = self.dice.randrange(2)
+            of, field_name = kind.parts[index], kind.field_names[index]
             if deletes:
-                return f"{name}.{field_name} = null", {}, {gone: {place}}
+                return f"{name}.{field_name} = null", {}, {deleted_name: {index}}
             one = _value(of, self.dice)
-            parts = tuple(one if each == place else None for each in range(2))
+            parts = tuple(one if position == index else None for position in range(2))
             return f"{name}.{field_name} = {_literal(one)}", {name: parts}, {}
         if not value:
             one = _value(kind.parts[0], self.dice)
             value = {one: _value(kind.value, self.dice)} if isinstance(kind, MapType) else {one}
         if deletes:
-            return f"{name} = {name} - {_literal(set(value))}", {}, {gone: set(value)}
+            return f"{name} = {name} - {_literal(set(value))}", {}, {deleted_name: set(value)}
         return f"{name} = {name} + {_literal(value)}", {name: value}, {}
 
     def _columns(self, partition: dict[str, Any], time_us: int, ttl: int) -> tuple[str, Logged]:
@@ -225,7 +227,8 @@ class LiveTable:
         names = ", ".join(column.name for column in chosen)
         text = f"DELETE {names} FROM shop.t{_using(time_us)} WHERE {self._where(partition | key)}"
         if any(column.type.multicell for column in chosen):
-            # DELETE has the tombstone at the time itself, which the log shows a microsecond late: a row of the next.
+            # DELETE puts the tombstone at the time itself, which the log shows a microsecond later: a row of the next
+            # write.
             return self._insert(partition, time_us, ttl)
         return text, [{"cdc$operation": 1, **key, **{f"cdc$deleted_{column.name}": True for column in chosen}}]
 
@@ -239,26 +242,26 @@ class LiveTable:
 
     def _range(self, partition: dict[str, Any], time_us: int, ttl: int) -> tuple[str, Logged]:
         column, sides = self.schema.clustering_key[0], self.dice.choice((">", "<", "><"))
-        where, told = [self._where(partition)], dict[str, tuple[Any, bool]]()
+        where, bounds = [self._where(partition)], dict[str, tuple[Any, bool]]()
         for side in sides:
-            told[side] = _value(column.type, self.dice), self.dice.random() < 0.5
-            where.append(f"{column.name} {side}{'=' * told[side][1]} {_literal(told[side][0])}")
+            bounds[side] = _value(column.type, self.dice), self.dice.random() < 0.5
+            where.append(f"{column.name} {side}{'=' * bounds[side][1]} {_literal(bounds[side][0])}")
         start, end = ("<", ">") if column.descending else (">", "<")
         rows: Logged = []
         for side, inclusive, exclusive in ((start, 5, 6), (end, 7, 8)):
-            value, closed = told.get(side, (None, True))
+            value, closed = bounds.get(side, (None, True))
             rows.append({"cdc$operation": inclusive if closed else exclusive, column.name: value})
         return f"DELETE FROM shop.t{_using(time_us)} WHERE {' AND '.join(where)}", rows
 
     def rows(self) -> dict[tuple[Any, ...], dict[str, Any]]:
-        """What the cluster answers to `SELECT *`, by key."""
+        """Return the rows of `SELECT *` on the cluster by key."""
         return by_key(self.schema, self.world.far_rows("SELECT * FROM shop.t"))
 
 
 def by_key(schema: TableSchema, rows: list[dict[str, Any]]) -> dict[tuple[Any, ...], dict[str, Any]]:
-    """Rows by their keys, with values that compare: of the cluster, or of the lake with what stands beside them."""
+    """Return rows by key, with comparable values: rows of the cluster, or of the lake with their exact values."""
     keys = [column.name for column in schema.columns if column.is_key]
-    found = {}
+    rows_by_key = {}
     for row in rows:
         beside = dict(row.get("cdc$exact") or ())
         plain = {
@@ -267,9 +270,9 @@ def by_key(schema: TableSchema, rows: list[dict[str, Any]]) -> dict[tuple[Any, .
             else _plain(column.type, row[column.name])
             for column in schema.columns
         }
-        found[tuple(plain[name] for name in keys)] = plain
-    assert len(found) == len(rows)
-    return found
+        rows_by_key[tuple(plain[name] for name in keys)] = plain
+    assert len(rows_by_key) == len(rows)
+    return rows_by_key
 
 
 def _plain(kind: CqlType, value: Any) -> Any:
@@ -283,8 +286,8 @@ def _plain(kind: CqlType, value: Any) -> Any:
         parts = value.values() if isinstance(value, dict) else value
         return tuple(_plain(of, part) for of, part in zip(kind.components, parts, strict=True))
     if isinstance(kind, SetType | ListType):
-        found = [_plain(kind.element, part) for part in value]
-        return (sorted(found) if isinstance(kind, SetType) else found) or (None if kind.multicell else [])
+        elements = [_plain(kind.element, part) for part in value]
+        return (sorted(elements) if isinstance(kind, SetType) else elements) or (None if kind.multicell else [])
     if isinstance(value, Date):
         return value.days_from_epoch
     if isinstance(value, datetime):
@@ -295,7 +298,7 @@ def _plain(kind: CqlType, value: Any) -> Any:
 
 
 def _of_json(kind: CqlType, value: Any) -> Any:
-    """What stands in `cdc$exact`, with the keys of maps such that they can be keys."""
+    """Return a value of `cdc$exact`, with map keys that are hashable."""
     return {pair[0]: pair[1] for pair in value} if isinstance(kind, MapType) else value
 
 
@@ -336,7 +339,7 @@ def _using(time_us: int, ttl: int = 0) -> str:
 
 
 def _uuid(time_us: int, dice: random.Random, step: int = 0) -> uuid.UUID:
-    """A timeuuid of the time and some 100 ns more, as ScyllaDB makes one."""
+    """Return a timeuuid of the time plus some units of 100 ns, as ScyllaDB makes one."""
     ticks = time_us * 10 + step + _TICKS
     low = 0x8000_0000_0000_0000 | dice.getrandbits(62)
     high = (ticks & 0xFFFFFFFF) << 32 | (ticks >> 32 & 0xFFFF) << 16 | 0x1000 | ticks >> 48 & 0x0FFF

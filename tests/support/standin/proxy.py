@@ -1,8 +1,8 @@
-"""Stands before a Cassandra and answers as the nodes of a ScyllaDB cluster do, as far as metadata is asked for.
+"""A proxy before a Cassandra that responds as the nodes of a ScyllaDB cluster do, as far as metadata is concerned.
 
-Every node has an address on loopback; tables that are a node's own, or that only ScyllaDB has, are looked up in
-keyspaces of the stand-in, and those that a version has not are unknown. It takes SELECT and DESCRIBE alone, but from
-users that a test lets write, counts, and fails as it is told to.
+Every node has an address on loopback. Node-local tables and tables that only ScyllaDB has are stored in keyspaces of
+the stand-in; tables that a version does not have are unknown. The proxy accepts only SELECT and DESCRIBE, except from
+users with write permission in a test. It counts requests and injects faults.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HEAD = struct.Struct(">BBhBi")
 _ERROR, _SUPPORTED, _QUERY, _RESULT, _PREPARE = 0x00, 0x06, 0x07, 0x08, 0x09
 _EXECUTE, _BATCH, _AUTH_RESPONSE = 0x0A, 0x0D, 0x0F
 _WRITES = ("INSERT INTO ", *(f"CREATE {kind} IF NOT EXISTS " for kind in ("KEYSPACE", "TABLE", "TYPE")))
-"""How statements begin that a user may send who may write: none takes anything away."""
+"""Beginnings of statements that a user with write permission may send: none removes anything."""
 _READS = ("SELECT ", "DESCRIBE ")
 _PROTOCOL, _INVALID = 0x000A, 0x2200
 OVERLOADED, READ_TIMEOUT, UNAVAILABLE = 0x1001, 0x1200, 0x1000
@@ -45,26 +45,26 @@ _PREFIX, _SCYLLAS = "scylla", b"system_distributed"
 
 @dataclass
 class Faults:
-    """What goes wrong, to be set by a test at any moment. Nodes are numbers from 0."""
+    """Faults that a test can set at any moment. Nodes are numbers from 0."""
 
     down: set[int] = field(default_factory=set)
     paused: set[int] = field(default_factory=set)
     slow_seconds: float = 0.0
     errors: list[int] = field(default_factory=list)
-    """Error codes that the next statements on platform data are answered with, one each."""
+    """Error codes for the next statements on platform data, one each."""
     error_rate: float = 0.0
     """The share of statements that are answered with an overload, always the same ones."""
     dice: random.Random = field(default_factory=lambda: random.Random(7))
     clock_offset_ms: dict[int, int] = field(default_factory=dict)
     meanwhile: dict[int, Callable[[], None]] = field(default_factory=dict)
-    """What happens before the n-th statement on a log from now on, a page each, is looked at; from 1."""
+    """Calls before the n-th statement on a log from now on (one per page) is processed, from 1."""
     pages_asked: int = 0
     at_login: list[Callable[[], None]] = field(default_factory=list)
-    """What happens before the next logins are looked at, one each."""
+    """Calls before the next logins are processed, one each."""
 
 
 class Proxy:
-    """Listeners for `nodes` nodes at 127.0.0.1, .2, .. of one port, before a Cassandra at `upstream`."""
+    """Listeners for `nodes` nodes at 127.0.0.1, .2, .. with one port, before a Cassandra at `upstream`."""
 
     def __init__(
         self, upstream: int, port: int, nodes: int = 3, shards: int = 4, tls: ssl.SSLContext | None = None
@@ -73,18 +73,18 @@ class Proxy:
         self.version: Version = NEWEST
         self.shards = shards
         self.collections: set[str] = set()
-        """Columns of which no ScyllaDB tells the time as a whole; Cassandra does."""
+        """Columns whose time ScyllaDB does not report as a whole; Cassandra does."""
         self.lists: set[str] = set()
-        """Those of them that are lists, of whose elements none tells it either."""
+        """Those of them that are lists, whose elements have no reported time either."""
         self.faults = Faults()
         self.writers: set[str] = set()
         """Users whose sessions may write."""
         self.prefix = _PREFIX
-        """What `system` is in the names of the keyspaces with ScyllaDB's tables; another one is as long as that."""
+        """The replacement of `system` in the names of the keyspaces with ScyllaDB's tables, of the same length."""
         self.in_schema = False
-        """Whether ScyllaDB's keyspace is found in the schema, where some clients look its tables up."""
+        """Whether the schema shows ScyllaDB's keyspace, where some clients look up its tables."""
         self.renamed: dict[str, str] = {}
-        """Names that ScyllaDB has and Cassandra cannot have, by names of the same length that Cassandra has."""
+        """Names that ScyllaDB permits and Cassandra does not, by Cassandra names of the same length."""
         self.statements: list[tuple[int, str]] = []
         self.levels: list[tuple[str, int]] = []
         """Each statement of a QUERY with its consistency, as the protocol numbers it."""
@@ -107,7 +107,7 @@ class Proxy:
             raise RuntimeError("the stand-in's proxy does not listen")
 
     def reset(self) -> None:
-        """Forget what was counted, and let nothing go wrong any more."""
+        """Clear all counts and faults."""
         self.faults, self.version = Faults(), NEWEST
         self.prefix, self.in_schema = _PREFIX, False
         self.renamed.clear()
@@ -122,24 +122,24 @@ class Proxy:
         self.most_in_flight = 0
 
     def count_new_connections(self) -> None:
-        """Start `most_open` afresh; connections that are open now are not counted, even while they are closing."""
+        """Restart the count of `most_open`; connections that are open now are not counted, even while closing."""
         self.most_open, self._new_connections = Counter(), Counter()
 
     def kill(self, node: int) -> None:
-        """End every connection of a node and take no other, until it is taken out of `faults.down`."""
+        """End every connection of a node and accept none until it is removed from `faults.down`."""
         self.faults.down.add(node)
         for writer in list(self._writers[node]):
             self._loop.call_soon_threadsafe(writer.transport.abort)
 
     def restart(self, seconds: float) -> None:
-        """End the connections of all nodes, which listen again after so many seconds."""
+        """End the connections of all nodes, which listen again after this many seconds."""
         for node in self._writers:
             self.kill(node)
         time.sleep(seconds)
         self.faults.down.clear()
 
     def stop(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(10)
 
@@ -155,10 +155,10 @@ class Proxy:
             self._loop.run_until_complete(serve)
         ready.set()
         self._loop.run_forever()
-        left = asyncio.all_tasks(self._loop)
-        for task in left:
+        tasks = asyncio.all_tasks(self._loop)
+        for task in tasks:
             task.cancel()
-        self._loop.run_until_complete(asyncio.gather(*left, return_exceptions=True))
+        self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
         self._loop.close()
 
     async def _connection(self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -210,8 +210,8 @@ class Proxy:
                     self._asked.add((id(back), stream))
                     self.most_in_flight = max(self.most_in_flight, len(self._asked))
                     await self._misbehave(node)
-                for stored, shown in self.renamed.items():
-                    body = body.replace(shown.encode(), stored.encode())
+                for stored, external in self.renamed.items():
+                    body = body.replace(external.encode(), stored.encode())
                 if opcode == _EXECUTE and self._is_swapped:
                     body = body.replace(_SCYLLAS, self._distributed)
                 if answer is not None:
@@ -221,8 +221,8 @@ class Proxy:
                     _write(up, version, flags, stream, opcode, body)
         finally:
             up.close()
-            # What nobody waits for any more is not under way.
-            self._asked = {each for each in self._asked if each[0] != id(back)}
+            # A request without a waiting client is not in flight.
+            self._asked = {request for request in self._asked if request[0] != id(back)}
 
     async def _answers(
         self, node: int, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, up: asyncio.StreamWriter
@@ -240,10 +240,10 @@ class Proxy:
             writer.close()
 
     def _swapped(self, opcode: int, body: bytes) -> bytes:
-        """Rows in which the keyspace under another prefix goes by ScyllaDB's name: clients look it up in the schema."""
+        """Return rows with ScyllaDB's name for the keyspace under another prefix: clients look it up in the schema."""
         if opcode == _RESULT:
-            for stored, shown in self.renamed.items():
-                body = body.replace(stored.encode(), shown.encode())
+            for stored, external in self.renamed.items():
+                body = body.replace(stored.encode(), external.encode())
         if opcode != _RESULT or not self._is_swapped:
             return body
         return _SCYLLAS.join(part.replace(_SCYLLAS, self._distributed) for part in body.split(self._distributed))
@@ -266,7 +266,7 @@ class Proxy:
         return None
 
     def _statement(self, node: int, body: bytes) -> tuple[bytes, bytes | None]:
-        """The body with its text as Cassandra understands it; or the error that this version answers."""
+        """Return the body with its text as Cassandra understands it, or the error that this version returns."""
         text = _text(body)
         self.statements.append((node, " ".join(text.split())))
         for keyspace, table in _TABLE.findall(text):
@@ -291,7 +291,7 @@ class Proxy:
         return struct.pack(">i", len(encoded)) + encoded + body[4 + struct.unpack_from(">i", body)[0] :], None
 
     def _tells_no_time(self, name: str, *, of_element: bool) -> bool:
-        """Whether this version does not say when a column, or an element of it, was written."""
+        """Return True if this version does not report when a column, or an element of it, was written."""
         if not of_element:
             return name in self.collections
         return not self.version.tells_elements or name in self.lists
@@ -308,7 +308,9 @@ class Proxy:
             await asyncio.sleep(self.faults.slow_seconds)
         faults = self.faults
         while node in faults.paused:
-            if faults is not self.faults:  # a test that is over has left it waiting: what it asks is not the next one's
+            if (
+                faults is not self.faults
+            ):  # a finished test left it waiting; its request does not belong to the next test
                 raise ConnectionAbortedError
             await asyncio.sleep(0.02)
 
@@ -329,9 +331,9 @@ class Proxy:
 
 
 def place_of(node: int, keyspace: str, table: str, prefix: str = _PREFIX) -> str:
-    """Where Cassandra has what ScyllaDB has as `keyspace.table` of this node.
+    """Return where Cassandra stores `keyspace.table` of this node.
 
-    Only the stand-in's own cluster has a `cdc_local` of each node; what was written under another prefix has one.
+    Only the stand-in's own cluster has a `cdc_local` per node; what was written under another prefix has a single one.
     """
     if keyspace == "system" and table in OF_A_NODE and (prefix == _PREFIX or table != "cdc_local"):
         return f"node{node}.{table}"
@@ -350,7 +352,7 @@ def _text(body: bytes) -> str:
 
 
 def _error(code: int, message: str) -> bytes:
-    """An ERROR's body; what codes carry beyond the message is made up so that it parses."""
+    """Return an ERROR's body; additional fields of some codes have arbitrary values that parse."""
     more = {
         UNAVAILABLE: struct.pack(">Hii", 4, 2, 1),
         READ_TIMEOUT: struct.pack(">HiiB", 4, 1, 2, 0),

@@ -1,6 +1,6 @@
 """A real Apache Cassandra of one node on loopback, with users and permissions; killed at the end.
 
-What makes it answer as ScyllaDB does is `proxy`'s business.
+The module `proxy` makes it respond as ScyllaDB does.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from support.standin.jars import cassandra_jars
 from cdc_platform.processes import kill_when_parent_dies
 
 NEEDED = 17
-# Behind each request, Cassandra's threads look for another one for 10 ms, and sleep for 10 us between two looks: nine
-# tenths of its CPU, with a client that thinks. The system may let them sleep this much longer: a third of the CPU then,
-# and a request takes a tenth of a millisecond more.
+# After each request Cassandra's threads look for another one for 10 ms, and sleep for 10 us between two polls. With a
+# client that pauses, this is nine tenths of its CPU. With this timer slack the system may let them sleep longer: the
+# CPU falls to a third, and a request takes a tenth of a millisecond more.
 _SLACK_NS = 300_000
 _PR_SET_TIMERSLACK = 29
 _START_SECONDS = 240
-# What Cassandra reaches into of the JDK; from Java 17 on each has to be opened by name.
+# The JDK's internals that Cassandra uses; since Java 17 each must be opened by name.
 _EXPORTS = (
     "java.base/jdk.internal.misc java.base/jdk.internal.ref java.base/java.lang.ref java.base/sun.nio.ch "
     "java.management.rmi/com.sun.jmx.remote.internal.rmi java.rmi/sun.rmi.registry java.rmi/sun.rmi.server "
@@ -82,7 +82,7 @@ key_cache_size: 8MiB
 file_cache_size: 32MiB
 networking_cache_size: 16MiB
 """
-# DEBUG on standard output, which is what comes without a file, is most of the start's time.
+# DEBUG on standard output, the default without a file, takes most of the start-up time.
 _LOGBACK = """<configuration><appender name="A" class="ch.qos.logback.core.ConsoleAppender">
 <encoder><pattern>%d %-5level %logger - %msg%n</pattern></encoder></appender>
 <root level="WARN"><appender-ref ref="A"/></root></configuration>"""
@@ -95,14 +95,14 @@ def _begin() -> None:
 
 
 def java17() -> str:
-    """The launcher of a Java 17; a test that needs it is skipped where there is none, but never in CI."""
+    """Return the launcher of a Java 17; skip the test if there is none, but fail in CI."""
     for launcher in launchers():
         try:
             answer = subprocess.run([launcher, "-version"], capture_output=True, text=True, timeout=60, check=True)
         except (OSError, subprocess.SubprocessError):
             continue
-        found = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
-        if found and int(found[1]) == NEEDED:
+        version = re.search(r'version "(\d+)', answer.stderr + answer.stdout)
+        if version and int(version[1]) == NEEDED:
             return launcher
     why = "the CQL server of these tests needs Java 17 (Debian: apt-get install openjdk-17-jre-headless)"
     if os.environ.get("CI"):
@@ -111,16 +111,16 @@ def java17() -> str:
 
 
 def launchers() -> Iterator[str]:
-    """Where a Java may be, that of JAVA_HOME first."""
+    """Return where a Java may be, JAVA_HOME first."""
     homes = [os.environ.get("JAVA_HOME", ""), *map(str, sorted(Path("/usr/lib/jvm").glob("*17*")))]
     yield from (str(Path(home, "bin", "java")) for home in homes if home)
     yield "java"
 
 
 class CassandraServer:
-    """The process. `port` is where it speaks CQL; its superuser is cassandra, with the same password.
+    """The process. `port` is its CQL port; its superuser is cassandra, with the same password.
 
-    The system ends it when the process that started it ends in any way, on Linux.
+    On Linux the system ends it when the process that started it ends in any way.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -140,11 +140,11 @@ class CassandraServer:
 
     @property
     def pid(self) -> int:
-        """The process, a JVM."""
+        """Return the process ID of the JVM."""
         return self._process.pid
 
     def stop(self) -> None:
-        """End the process, which has nothing that anybody wants to keep."""
+        """Kill the process, whose data is not needed."""
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
@@ -157,10 +157,10 @@ class CassandraServer:
             "cassandra.ring_delay_ms": "0",
             "cassandra.superuser_setup_delay_ms": "0",
             "cassandra.auth_bcrypt_gensalt_log2_rounds": "4",
-            # What it has is gone when it stops: nothing has to be on the disk, least of all before the next statement.
+            # Its data is temporary: nothing must be written to disk, least of all before the next statement.
             "cassandra.test.flush_local_schema_changes": "false",
             "cassandra.skip_sync": "true",
-            # Every 2 ms else: a hundredth of a core, from the first test that needs it to the last one.
+            # Every 2 ms by default: a hundredth of a core, from the first test that needs it to the last one.
             "cassandra.approximate_time_precision_ms": "20",
             "cassandra.jmx.local.port": "",
             "logback.configurationFile": f"{self.folder}/logback.xml",

@@ -1,4 +1,4 @@
-"""Servers that are no CQL servers: they answer the first bytes of everybody with the same, and close."""
+"""Servers that do not speak CQL: they send the same response to the first bytes of every client, and close."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def listening(answer: bytes) -> Iterator[int]:
-    """A server that answers the first bytes of everybody with these and closes; its port."""
+    """Run a server that responds to the first bytes of every client with `answer` and closes; yield its port."""
     with socket.create_server(("127.0.0.1", 0)) as server:
 
         def serve() -> None:

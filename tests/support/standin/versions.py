@@ -1,4 +1,4 @@
-"""Which tables each version of ScyllaDB has, of those that tell of CDC."""
+"""The tables of each version of ScyllaDB that concern CDC."""
 
 from __future__ import annotations
 
@@ -36,27 +36,27 @@ _TABLETS = frozenset({"system.cdc_timestamps", "system.cdc_streams"})
 
 @dataclass(frozen=True)
 class Version:
-    """A version by its name, and the tables that it has."""
+    """A version's name and its tables."""
 
     name: str
     tables: frozenset[str]
     is_scylla: bool = True
     tells_elements: bool = False
-    """Whether it tells when an element was written of which the key is given."""
+    """Whether it reports when an element with a given key was written."""
 
     def has(self, keyspace: str, table: str) -> bool:
-        """Whether it has this table."""
+        """Return True if it has this table."""
         return f"{keyspace}.{table}" in self.tables
 
 
 VERSIONS = {
-    each.name: each
-    for each in (
+    version.name: version
+    for version in (
         Version("4.2", _ALWAYS),
         Version("4.3", _ALWAYS | _FIRST_FORMAT),
         Version("4.4", _ALWAYS | _FIRST_FORMAT | _PUBLISHED),
         Version("5.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | {"system.cdc_local"}),
-        # An upgraded cluster keeps the tables of the first format.
+        # An upgraded cluster retains the tables of the first format.
         Version("5.4", _ALWAYS | _FIRST_FORMAT | _PUBLISHED | _INTERNAL_V2 | _RAFT),
         Version("6.2", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | {"system.cdc_local"}),
         Version("2025.4", _ALWAYS | _PUBLISHED | _INTERNAL_V2 | _RAFT | _TABLETS | {"system.cdc_local"}),

@@ -1,6 +1,6 @@
-"""What the stand-in's cluster holds: its schema and users, made once, and rows that tests put in and take out.
+"""The contents of the stand-in's cluster: its schema and users, created once, and rows that tests write and remove.
 
-Written past the proxy, by a superuser, as ScyllaDB itself would write them.
+A superuser writes them without the proxy, as ScyllaDB itself would.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from cdc_platform.ring import Node
 OBSERVER = ("observer", "see-&-tell 'it'")
 PLAIN = ("plain", "not-much")
 EXPORTER = ("exporter", "brings-copies")
-"""Users with their passwords: one that may read all, one that may read what every role may, one that may write."""
+"""Users with their passwords: one may read all, one may read what every role may, one may write."""
 NAME = "production"
-# Not durable: before a table is dropped, everything in the log of commits would be written out.
+# Not durable: otherwise Cassandra would write out the whole commit log before it drops a table.
 _CLASS = "WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1} AND durable_writes = false"
 _KEYSPACES = ("scylla", "scylla_schema", "scylla_distributed", "scylla_distributed_everywhere", "shop", '"Shop"')
 _LOCAL_COLUMNS = (
@@ -72,19 +72,19 @@ _TABLES = {
     'PRIMARY KEY ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")',
 }
 _A_REQUEST = 24
-"""Changes of rows that go together: a batch much larger is one that Cassandra warns of."""
+"""Row changes per batch: Cassandra warns of much larger batches."""
 _SHAPES = ("ALTER", "DROP", "CREATE TABLE")
 _OF_RIGHTS = ("GRANT", "REVOKE", "DROP")
 FEATURES = ("CDC", "CDC_GENERATIONS_V2")
 
 
 class World:
-    """The rows behind the proxy. `nodes` is how many nodes have tables of their own."""
+    """The rows behind the proxy. `nodes` is the number of nodes with node-local tables."""
 
     def __init__(self, port: int, nodes: int) -> None:
         self.nodes = nodes
         self.changed = True
-        """Whether anything was written since this was last set to False, by whoever looks at it."""
+        """Whether anything was written since a reader last set this to False."""
         auth = PlainTextAuthProvider("cassandra", "cassandra")
         self._cluster = Cluster(
             ["127.0.0.1"],
@@ -114,17 +114,17 @@ class World:
 
     def _change(self, statement: str, values: Sequence[object] | None = None) -> None:
         self.changed = True
-        # A demo's writer is a thread of its own: its rows go at once, and none waits for the changes of another.
+        # A demo's writer is another thread: its rows are sent at once, and none waits for another thread's changes.
         if self._held is None or self._holder != threading.get_ident():
             self._session.execute(statement, values)
-            if statement.startswith(_OF_RIGHTS):  # Cassandra remembers for an hour who may do what
+            if statement.startswith(_OF_RIGHTS):  # Cassandra caches permissions for an hour
                 self._session.execute("TRUNCATE system_views.permissions_cache_keys")
         else:
             self._held.append((statement, values or ()))
 
     @contextmanager
     def _together(self) -> Iterator[None]:
-        """Send the changes of rows that are made here at once, at its end."""
+        """Send the row changes of the block in one go at its end."""
         if self._held is not None:
             yield
             return
@@ -136,7 +136,10 @@ class World:
             self._held = None
 
     def _send(self, changes: Sequence[tuple[str, Sequence[object]]]) -> None:
-        """Some a request, which costs more than a row does. They have one time: none deletes what another writes."""
+        """Send several changes per request, because a request costs more than a row.
+
+        All have one time, so none deletes another.
+        """
         batches = []
         for at in range(0, len(changes), _A_REQUEST):
             batch = BatchStatement(BatchType.UNLOGGED)
@@ -150,19 +153,19 @@ class World:
         self._cluster.shutdown()
 
     def empty(self, kept: Collection[str] = ()) -> None:
-        """Take every row out; tables stay, of those that tests make the ones in `kept`, if they are as they were made.
+        """Remove every row; retain the stand-in's tables, and the tests' tables in `kept` that are unchanged.
 
-        To make one, and to drop it, takes Cassandra as long as most tests of it.
+        Creating and dropping a table takes Cassandra as long as most tests of it.
         """
         keys = {table: _partition_key(columns) for table, columns in self._tables.items()}
-        found = {
+        futures = {
             table: self._session.execute_async(f"SELECT DISTINCT {', '.join(names)} FROM {table}")
             for table, names in keys.items()
         }
         with self._together():
             for table, names in keys.items():
                 where = " AND ".join(f"{name} = %s" for name in names)
-                for row in found[table].result():
+                for row in futures[table].result():
                     self._change(f"DELETE FROM {table} WHERE {where}", tuple(row))
             self._change(
                 "DELETE extensions FROM system_schema.tables WHERE keyspace_name = 'shop' AND table_name = 'orders'"
@@ -174,15 +177,18 @@ class World:
         self._are_reshaped = False
 
     def logged_table(self, schema: TableSchema, created_ms: Milliseconds) -> None:
-        """A base table and its log, as ScyllaDB made both at a time, with the CDC options of the schema."""
+        """Create a base table and its log, as ScyllaDB made both at a time, with the schema's CDC options."""
         base = ", ".join(
-            f"{quote_name(each.name)} {each.type.cql}{' static' * (each.kind == 'static')}" for each in schema.columns
+            f"{quote_name(column.name)} {column.type.cql}{' static' * (column.kind == 'static')}"
+            for column in schema.columns
         )
-        keys = ", ".join(quote_name(each.name) for each in schema.partition_key)
-        keys = ", ".join([f"({keys})", *(quote_name(each.name) for each in schema.clustering_key)])
-        log = ", ".join(f"{quote_name(each.name)} {each.type.cql}" for each in get_log_columns(schema))
+        keys = ", ".join(quote_name(column.name) for column in schema.partition_key)
+        keys = ", ".join([f"({keys})", *(quote_name(column.name) for column in schema.clustering_key)])
+        log = ", ".join(f"{quote_name(column.name)} {column.type.cql}" for column in get_log_columns(schema))
         name, log_name = f"{quote_name(schema.keyspace)}.{quote_name(schema.name)}", _log_of(schema)
-        orders = [f"{quote_name(each.name)} {'DESC' if each.descending else 'ASC'}" for each in schema.clustering_key]
+        orders = [
+            f"{quote_name(column.name)} {'DESC' if column.descending else 'ASC'}" for column in schema.clustering_key
+        ]
         order = f" WITH CLUSTERING ORDER BY ({', '.join(orders)})" if orders else ""
         key = '"cdc$stream_id", "cdc$time", "cdc$batch_seq_no"'
         self._let_be(log_name, f"{log}, PRIMARY KEY ({key})")
@@ -192,7 +198,7 @@ class World:
         self.schema_changed()
 
     def _let_be(self, name: str, columns: str, options: str = "") -> None:
-        """Make a table, but for one that was kept and is the same."""
+        """Create a table, unless it was retained and is the same."""
         shape = f"({columns}){options}"
         if name in self._kept:
             self._kept.discard(name)
@@ -203,55 +209,55 @@ class World:
         self._logged[name] = shape
 
     def made(self, schema: TableSchema, created_ms: Milliseconds) -> None:
-        """Let a log be made at a time, as its ID has it; Cassandra writes its own again with each ALTER."""
+        """Set a log's creation time by its ID; Cassandra writes its own ID again with each ALTER."""
         row = {"keyspace_name": schema.keyspace, "table_name": schema.log_name, "id": time_uuid(created_ms)}
         self.put("system_schema.tables", **row)
 
     def log_rows(self, schema: TableSchema, rows: pa.Table) -> None:
-        """Put rows in the columns of the log's Delta table into a log; blobs and numbers alone beside the head."""
-        names = [each.name for each in get_log_columns(schema)]
+        """Write rows in the columns of the log's Delta table into a log; apart from the head only blobs and numbers."""
+        names = [column.name for column in get_log_columns(schema)]
         values = [{**row, "cdc$time": uuid.UUID(row["cdc$time"])} for row in rows.select(names).to_pylist()]
         self.log_values(schema, values)
 
     def log_values(self, schema: TableSchema, rows: Sequence[Mapping[str, object]]) -> None:
-        """Put rows into a log as the driver takes them, by the log's columns; what a row lacks is null."""
-        names = [each.name for each in get_log_columns(schema)]
+        """Write rows into a log as the driver takes them, by the log's columns; missing values are null."""
+        names = [column.name for column in get_log_columns(schema)]
         self.values(_log_of(schema), names, ([row.get(name) for name in names] for row in rows))
 
     def values(self, table: str, names: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """Put rows in, by these columns."""
+        """Insert rows with these columns."""
         self.changed = True
         listed, marks = ", ".join(map(quote_name, names)), ", ".join("?" for _ in names)
-        made = self._session.prepare(f"INSERT INTO {table} ({listed}) VALUES ({marks})")
-        execute_concurrent_with_args(self._session, made, rows)
+        prepared = self._session.prepare(f"INSERT INTO {table} ({listed}) VALUES ({marks})")
+        execute_concurrent_with_args(self._session, prepared, rows)
 
     def schema_changed(self) -> None:
-        """Let every node say that it has another schema, as after any DDL."""
+        """Give every node another schema version, as after any DDL."""
         with self._together():
             for node in range(self.nodes):
                 self._change(f"UPDATE node{node}.local SET schema_version = uuid() WHERE key = 'local'")
 
     def put(self, table: str, **values: object) -> None:
-        """Insert a row. A name of a column may not need quotes."""
+        """Insert a row. Column names must not need quotes."""
         names = ", ".join(values)
         marks = ", ".join("%s" for _ in values)
         self._change(f"INSERT INTO {table} ({names}) VALUES ({marks})", tuple(values.values()))
 
     def rows(self, statement: str) -> list[Any]:
-        """What a SELECT answers, as the superuser."""
+        """Return the rows of a SELECT by the superuser."""
         return list(self._session.execute(statement))
 
     def far_rows(self, statement: str) -> list[dict[str, Any]]:
-        """As `rows`, by column, with timestamps in milliseconds."""
+        """Return the rows of a SELECT by column, with timestamps in milliseconds."""
         return far_rows(self._session, statement)
 
     def bytes_of(self, statement: str) -> list[tuple[bytes | None, ...]]:
-        """As `rows`, as the bytes of the protocol."""
+        """Return the rows of a SELECT as the bytes of the protocol."""
         return bytes_of(self._session, statement)
 
     def run(self, statement: str) -> None:
-        """Any statement, as the superuser."""
-        # A table that was altered, or has another's ID, is not what it was when it is empty.
+        """Run any statement as the superuser."""
+        # After an ALTER or with another table's ID a table is not as it was created, even when it is empty.
         self._are_reshaped |= statement.startswith(_SHAPES) or "system_schema" in statement
         self._change(statement)
 
@@ -260,23 +266,23 @@ class World:
         self._change(f"DELETE FROM {table} WHERE {where}", values)
 
     def cluster(self, nodes: Sequence[Node], *, name: str = NAME, topology: Mapping[str, object] | None = None) -> None:
-        """The nodes, as every node's own tables and the topology have them."""
+        """Write the nodes into every node's own tables and into the topology."""
         with self._together():
-            for place, mine in enumerate(nodes):
-                self._local(place, name, mine)
+            for index, member in enumerate(nodes):
+                self._local(index, name, member)
                 for other in nodes:
-                    if other is not mine:
-                        self.put(f"node{place}.peers", peer=other.address, **_of_node(name, other))
+                    if other is not member:
+                        self.put(f"node{index}.peers", peer=other.address, **_of_node(name, other))
                 self.put(
                     "scylla.topology",
                     key="topology",
-                    host_id=mine.host_id,
-                    datacenter=mine.datacenter,
-                    rack=mine.rack,
-                    tokens={str(token) for token in mine.tokens},
-                    node_state=mine.status.lower(),
-                    shard_count=mine.shard_count,
-                    ignore_msb=mine.ignore_msb,
+                    host_id=member.host_id,
+                    datacenter=member.datacenter,
+                    rack=member.rack,
+                    tokens={str(token) for token in member.tokens},
+                    node_state=member.status.lower(),
+                    shard_count=member.shard_count,
+                    ignore_msb=member.ignore_msb,
                     release_version="6.2.0",
                     supported_features=set(FEATURES),
                 )
@@ -287,7 +293,7 @@ class World:
     def generation(
         self, time_ms: Milliseconds, id_: uuid.UUID, description: TopologyDescription, *, timestamp: bool = True
     ) -> None:
-        """A generation in its user-facing tables and both internal ones; in `cdc_local` of all nodes."""
+        """Write a generation into its user-facing tables, both internal ones, and `cdc_local` of all nodes."""
         with self._together():
             for row in range(len(description)):
                 entry = description.entry(row)
@@ -310,7 +316,7 @@ class World:
     def committed(
         self, time_ms: Milliseconds, id_: uuid.UUID, description: TopologyDescription, *, by_group: bool = True
     ) -> None:
-        """A generation that nodes use and clients cannot read: as the group agreed on it, or as each node keeps it."""
+        """Write a generation that nodes use and clients cannot read: agreed on by the group, or stored by each node."""
         with self._together():
             for row in range(len(description)):
                 entry = description.entry(row)
@@ -332,17 +338,17 @@ class World:
                     self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms, uuid=id_)
 
     def published(self, time_ms: Milliseconds, description: TopologyDescription) -> None:
-        """A generation of any size as clients see it, in the user-facing tables alone."""
+        """Write a generation of any size as clients see it, in the user-facing tables alone."""
         self.changed = True
         table = "scylla_distributed.cdc_streams_descriptions_v2"
         insert = self._session.prepare(f"INSERT INTO {table} (time, range_end, streams) VALUES (?, ?, ?)")
         entries = map(description.entry, range(len(description)))
-        rows = [(time_ms, each.range_end, {stream.tobytes() for stream in each.streams}) for each in entries]
+        rows = [(time_ms, entry.range_end, {stream.tobytes() for stream in entry.streams}) for entry in entries]
         execute_concurrent_with_args(self._session, insert, rows)
         self.put("scylla_distributed.cdc_generation_timestamps", key="timestamps", time=time_ms)
 
     def first_format(self, time_ms: Milliseconds, description: TopologyDescription) -> None:
-        """A generation of the first format, in both of its tables."""
+        """Write a generation of the first format into both of its tables."""
         entries = [description.entry(row) for row in range(len(description))]
         listed = [(e.range_end, [stream.tobytes() for stream in e.streams], e.ignore_msb) for e in entries]
         text = ", ".join(
@@ -352,7 +358,7 @@ class World:
             "INSERT INTO scylla_distributed.cdc_generation_descriptions (time, description) "
             f"VALUES ({time_ms}, [{text}])"
         )
-        streams = {stream for _, several, _ in listed for stream in several}
+        streams = {stream for _, ids, _ in listed for stream in ids}
         self.put("scylla_distributed.cdc_streams_descriptions", time=time_ms, streams=streams)
         for node in range(self.nodes):
             self.put(f"node{node}.cdc_local", key="cdc_local", streams_timestamp=time_ms, uuid=None)
@@ -361,7 +367,7 @@ class World:
         self, keyspace: str, table: str, time_ms: Milliseconds, current: Iterable[bytes], closed: Iterable[bytes] = (),
         opened: Iterable[bytes] | None = None,
     ) -> None:  # fmt: skip
-        """A stream set of a tablet-based table; without `opened` it is the first, which opens all of itself."""
+        """Write a stream set of a tablet-based table; without `opened` it is the first, which opens all its streams."""
         with self._together():
             current = list(current)
             self.put("scylla.cdc_timestamps", keyspace_name=keyspace, table_name=table, timestamp=time_ms)
@@ -371,7 +377,7 @@ class World:
                     self.put("scylla.cdc_streams", **key, stream_state=state, stream_id=stream)
 
     def cdc_options(self, keyspace: str, table: str, **options: str) -> None:
-        """The CDC options of a table that is altered, as newer versions list them."""
+        """Set the CDC options of an altered table, as newer versions list them."""
         self._cdc_options(keyspace, table, options)
         self.altered(keyspace, table)
 
@@ -380,7 +386,7 @@ class World:
         self.put("scylla_schema.scylla_tables", keyspace_name=keyspace, table_name=table, cdc={**merged, **options})
 
     def cdc_extension(self, keyspace: str, table: str, **options: str) -> None:
-        """The CDC options of a table, as the blob that clients read."""
+        """Set the CDC options of a table as the blob that clients read."""
         self._are_reshaped = True
         parts = [text.encode() for pair in options.items() for text in pair]
         blob = struct.pack("<i", len(options)) + b"".join(struct.pack("<i", len(part)) + part for part in parts)
@@ -391,7 +397,7 @@ class World:
         self.altered(keyspace, table)
 
     def altered(self, keyspace: str, table: str) -> None:
-        """Write a table's row of the schema again, as ScyllaDB does with each ALTER; Cassandra has no such options."""
+        """Write a table's schema row again, as ScyllaDB does with each ALTER; Cassandra has no such options."""
         where = "keyspace_name = %s AND table_name = %s"
         for row in self._session.execute(f"SELECT id FROM system_schema.tables WHERE {where}", (keyspace, table)):
             self._change(f"UPDATE system_schema.tables SET id = %s WHERE {where}", (row.id, keyspace, table))
@@ -425,17 +431,17 @@ class World:
 
 
 def time_uuid(ms: Milliseconds, number: int = 1) -> uuid.UUID:
-    """The timeuuid of a moment, always the same."""
+    """Return the timeuuid of a time, always the same."""
     return uuid_from_time(ms / 1000, node=number, clock_seq=number)
 
 
 def _log_of(schema: TableSchema) -> str:
-    """The log as CQL names it."""
+    """Return the log's name in CQL."""
     return f"{quote_name(schema.keyspace)}.{quote_name(schema.log_name)}"
 
 
 def _partition_key(columns: str) -> list[str]:
-    """The names of the partition key in a table's columns as CQL writes them."""
+    """Return the names of the partition key from a table's columns in CQL."""
     if "PRIMARY KEY (" not in columns:
         return [columns.split()[0]]
     keys = columns.rpartition("PRIMARY KEY (")[2].rstrip(")")

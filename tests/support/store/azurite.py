@@ -1,6 +1,6 @@
-"""Azurite, the emulator of Azure's blob store, as a process of its own on loopback: npm has it, and it is optional.
+"""Azurite, the emulator of Azure's blob store, as its own process on loopback; npm provides it, and it is optional.
 
-It has no part that is built.
+Nothing of it needs a build.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ VERSION = "3.37.0"
 _NAME = f"azurite-{VERSION}"
 _PROGRAM = "node_modules/.bin/azurite-blob"
 _API = "2023-11-03"
-# What every emulator of this store has, as its documentation says; it opens nothing else.
+# The account of every emulator of this store, from its documentation; it gives access to nothing else.
 _ACCOUNT = "devstoreaccount1"
 _KEY = "Eby8vdM02xNOcqFlqUwJPLlmEtlCDXJ1OUzFT50uSRZ6IFsuFq2UVErCz4I6tq/K1SZFPTOtr/KBHBeksoGMGw=="
 
 
 class Azurite(Program):
-    """An emulator that was started, with everything in its memory."""
+    """A running emulator with all data in memory."""
 
     PROGRAM: ClassVar = found("azurite-blob") or shutil.which(get_cache_folder() / _NAME / _PROGRAM)
     HOW_TO_HAVE_IT: ClassVar = (
@@ -43,16 +43,16 @@ class Azurite(Program):
         super().__init__([self.PROGRAM, *quiet, "--blobHost", "127.0.0.1", "--blobPort", str(self._port)], self._port)
 
     def environment(self) -> dict[str, str]:
-        """What a process has to have in its environment to reach it."""
+        """Return the environment variables of a client."""
         return {"AZURE_STORAGE_USE_EMULATOR": "true", "AZURITE_BLOB_STORAGE_URL": f"http://127.0.0.1:{self._port}"}
 
     def container(self, name: str) -> str:
-        """The address of a new container."""
+        """Create a container; return its address."""
         at = format(datetime.now(UTC), "%a, %d %b %Y %H:%M:%S GMT")
         headers = f"x-ms-date:{at}\nx-ms-version:{_API}\n"
         signed = "PUT" + "\n" * 12 + f"{headers}/{_ACCOUNT}/{_ACCOUNT}/{name}\nrestype:container"
         mark = base64.b64encode(hmac.new(base64.b64decode(_KEY), signed.encode(), hashlib.sha256).digest()).decode()
-        asked = urllib.request.Request(
+        request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/{_ACCOUNT}/{name}?restype=container",
             method="PUT",
             headers={
@@ -62,17 +62,17 @@ class Azurite(Program):
                 "Authorization": f"SharedKey {_ACCOUNT}:{mark}",
             },
         )
-        with urllib.request.urlopen(asked, timeout=30):
+        with urllib.request.urlopen(request, timeout=30):
             return f"az://{name}"
 
 
 def fetch() -> None:
-    """Put it into the platform's cache folder, unless it is there."""
+    """Install it into the platform's cache folder, unless it is there."""
     fetched(_NAME, _fetch)
 
 
 def _fetch(draft: Path) -> None:
-    """Have npm put it into the folder `jars` of a new one; nothing that a package brings is run by that."""
+    """Let npm install it into the folder `jars` of a new folder, without running any package's scripts."""
     (draft / "jars").mkdir(parents=True)
     options = ["--prefix", str(draft / "jars"), "--ignore-scripts", "--no-audit", "--no-fund", "--silent"]
     have("azurite", ["npm", "install", *options, f"azurite@{VERSION}"])

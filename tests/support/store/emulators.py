@@ -1,7 +1,7 @@
-"""Fetches and builds the emulators of stores that tests use where they are there, as `python -m` this.
+"""Fetch and build the emulators of stores that tests use if they are installed, as `python -m` this module.
 
-Each into the platform's cache folder: Azurite by npm, the others by Go, which builds them for some minutes. What cannot
-be had is told, and the rest goes on.
+Each goes into the platform's cache folder: Azurite by npm, the others by Go, whose builds take some minutes. The
+module reports an emulator that it cannot install, and continues.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from support.store.s3_programs import Minio, Versity
 
 NAMES: dict[str, tuple[str, Callable[[], None]]] = {
     "Azurite": ("npm", azurite.fetch),
-    **{each.OF_GO.name: ("go", each.OF_GO.build) for each in (FakeGcs, Versity, Minio)},
+    **{emulator.OF_GO.name: ("go", emulator.OF_GO.build) for emulator in (FakeGcs, Versity, Minio)},
 }
-"""By what each is had, and how."""
+"""The tool and the function that install each emulator."""
 
 
 def main() -> int:
-    """Have all that can be had; the number of those that cannot."""
+    """Install all emulators; return the number of failures."""
     missing = 0
     for name, (tool, have) in NAMES.items():
         try:

@@ -1,8 +1,8 @@
-"""fake-gcs-server, an emulator of Google's object store, on loopback: Go has it, and it is optional.
+"""fake-gcs-server, an emulator of Google's object store, on loopback; Go provides it, and it is optional.
 
-Of the XML API, by which clients of many stores speak to Google's, it lacks two things, which what stands before it here
-adds: a plain PUT with its condition in a header is said as an upload of the JSON API, and a list that begins behind a
-name is cut. Everything else is as it comes: to keep the condition is the emulator's.
+Its XML API, which clients of many stores use for Google, lacks two features that a proxy here adds. A plain PUT with
+its condition in a header becomes an upload of the JSON API, and a list that begins behind a name is cut. Everything
+else passes unchanged; the emulator itself enforces the condition.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _OF_A_CONNECTION = frozenset({"connection", "content-length", "host", "transfer-
 
 
 class FakeGcs(Program):
-    """An emulator that was started, with everything in its memory."""
+    """A running emulator with all data in memory."""
 
     OF_GO: ClassVar = OfGo("github.com/fsouza/fake-gcs-server", "v1.56.1")
     PROGRAM: ClassVar = OF_GO.path
@@ -41,7 +41,7 @@ class FakeGcs(Program):
         here = f"127.0.0.1:{self._port}"
         where = ["-scheme", "http", "-host", "127.0.0.1", "-port", str(self._port), "-public-host", here]
         super().__init__([self.PROGRAM, "-backend", "memory", "-log-level", "error", *where], self._port)
-        # A process of its own: deltalake asks some things without letting other threads of Python run.
+        # The proxy is its own process, because deltalake makes some requests without releasing Python's other threads.
         self._front = subprocess.Popen(
             [sys.executable, "-m", "support.store.fake_gcs", str(self._port)],
             env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2])},
@@ -57,44 +57,44 @@ class FakeGcs(Program):
         self._account.write_text(json.dumps({"gcs_base_url": address, "disable_oauth": True, **of_nobody}))
 
     def stop(self) -> None:
-        """End both processes."""
+        """Stop both processes."""
         self._front.terminate()
         self._front.wait(30)
         super().stop()
 
     def environment(self) -> dict[str, str]:
-        """What a process has to have in its environment to reach it."""
+        """Return the environment variables of a client."""
         return {"GOOGLE_SERVICE_ACCOUNT": str(self._account), "GOOGLE_ALLOW_HTTP": "true"}
 
     def container(self, name: str) -> str:
-        """The address of a new bucket."""
-        asked = urllib.request.Request(
+        """Create a bucket; return its address."""
+        request = urllib.request.Request(
             f"http://127.0.0.1:{self._port}/storage/v1/b?project=tests",
             method="POST",
             headers={"Content-Type": "application/json"},
             data=json.dumps({"name": name}).encode(),
         )
-        with urllib.request.urlopen(asked, timeout=30):
+        with urllib.request.urlopen(request, timeout=30):
             return f"gs://{name}"
 
 
 def _behind(listed: bytes, name: str) -> bytes:
-    """A list without what does not come behind a name."""
+    """Remove the entries up to a name from a list."""
     root = ET.fromstring(listed)
-    for each in root.findall("{*}Contents"):
-        if (each.findtext("{*}Key") or "") <= name:
-            root.remove(each)
+    for item in root.findall("{*}Contents"):
+        if (item.findtext("{*}Key") or "") <= name:
+            root.remove(item)
     return ET.tostring(root)
 
 
 def _front(port: int) -> type[BaseHTTPRequestHandler]:
     class Front(BaseHTTPRequestHandler):
-        """Hands requests on to the emulator."""
+        """Forwards requests to the emulator."""
 
         protocol_version = "HTTP/1.1"
 
         def log_message(self, format: str, *args: object) -> None:
-            """Say nothing."""
+            """Log nothing."""
 
         def _hand_on(self) -> None:
             content = self.rfile.read(int(self.headers.get("content-length") or 0))
@@ -116,9 +116,9 @@ def _front(port: int) -> type[BaseHTTPRequestHandler]:
             for name in self._names(answer.headers):
                 self.send_header(name, answer.headers[name])
             if is_put and answer.status == 200:
-                told, content = json.loads(content), b""
-                self.send_header("ETag", f'"{told["etag"]}"')
-                self.send_header("x-goog-generation", told["generation"])
+                stored, content = json.loads(content), b""
+                self.send_header("ETag", f'"{stored["etag"]}"')
+                self.send_header("x-goog-generation", stored["generation"])
             size = answer.headers.get("content-length") if self.command == "HEAD" else None
             self.send_header("Content-Length", size or str(len(content)))
             self.end_headers()

@@ -1,4 +1,4 @@
-"""A user's folder with profiles of AWS's, by one of which an S3 server lets its clients in."""
+"""A user's folder with AWS profiles, one of which gives access to an S3 server."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from support.store.s3 import KEY, S3, SECRET
 from cdc_platform.spark import CACHE_VARIABLE, get_cache_folder
 
 INSTEAD_OF = ("AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION")
-"""Variables of which none is set where a profile tells all."""
+"""Variables that are all unset if a profile supplies everything."""
 PASSWORD = "sekret"
 
 
 def by_profile(store: S3, user: Path) -> dict[str, str]:
-    """What is in the environment of one who has the profile `team`, which leads to a door that asks for its key.
+    """Return the environment of a user with the profile `team`, whose endpoint requires its key.
 
-    The folder `user` is made, and is the home of that user, whose other profiles do not do.
+    The function creates the folder `user` as that user's home; the other profiles in it are unusable.
     """
     folder = user / ".aws"
     folder.mkdir(parents=True)
@@ -32,6 +32,6 @@ def by_profile(store: S3, user: Path) -> dict[str, str]:
         f"[team]\n{key}{secret}\n[half]\n{key}\n[open]\n{key}{secret}", encoding="utf-8"
     )
     others = {name: value for name, value in store.environment().items() if name not in INSTEAD_OF}
-    # Else all that the platform keeps for every home would be made anew in that folder.
+    # Otherwise the platform would create everything that it caches for all homes again in that folder.
     others[CACHE_VARIABLE] = str(get_cache_folder())
     return others | {"HOME": str(user), "AWS_PROFILE": "team", "AWS_EC2_METADATA_DISABLED": "true"}

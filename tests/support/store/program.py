@@ -1,4 +1,4 @@
-"""A program that answers on a port of loopback, as a process of its own; who uses one may not have it."""
+"""A program that listens on a port of loopback, as its own process; it may not be installed."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _STARTS_WITHIN_SECONDS = 60
 
 
 def found(name: str) -> str | None:
-    """Where a program is: in a folder of the path, or where Go puts what it installs."""
+    """Return the path of a program: from PATH, or from the folder into which Go installs."""
     return shutil.which(name) or shutil.which(name, path=str(Path.home() / "go" / "bin"))
 
 
@@ -29,7 +29,7 @@ def have(name: str, command: Sequence[str], environment: Mapping[str, str] | Non
     """Run the command that fetches or builds a program.
 
     Raises:
-        RuntimeError: it failed; with the end of what it said.
+        RuntimeError: it failed; with the end of its output.
     """
     ran = subprocess.run(
         command,
@@ -45,29 +45,29 @@ def have(name: str, command: Sequence[str], environment: Mapping[str, str] | Non
 
 @dataclass(frozen=True)
 class OfGo:
-    """A program that Go builds: where its source is, and of which version."""
+    """A program that Go builds: its source and version."""
 
     source: str
     version: str
 
     @property
     def name(self) -> str:
-        """What it is called."""
+        """Return its name."""
         return self.source.rpartition("/")[2]
 
     @property
     def path(self) -> str | None:
-        """Where it is, if anybody has installed it or `make emulators` has built it."""
+        """Return its path if it is installed or `make emulators` has built it."""
         return found(self.name) or shutil.which(get_cache_folder() / self._folder / self.name)
 
     @property
     def how_to_have_it(self) -> str:
-        """Why tests of it are skipped."""
+        """Return why its tests are skipped."""
         return f"NOT TRIED: there is no {self.name}; make emulators, or {self.install}"
 
     @property
     def install(self) -> str:
-        """The command by which a person has it."""
+        """Return the command with which a person installs it."""
         return f"go install {self.source}@{self.version}"
 
     def build(self) -> None:
@@ -83,25 +83,25 @@ class OfGo:
 
 
 class Program:
-    """A program that was started and answers on a port."""
+    """A running program that listens on a port."""
 
     def __init__(self, command: Sequence[str | None], port: int, environment: Mapping[str, str] | None = None) -> None:
-        given = [word for word in command if word is not None]
+        words = [word for word in command if word is not None]
         self._process = subprocess.Popen(
-            given,
+            words,
             env=os.environ | dict(environment or {}),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             preexec_fn=get_death_signal_setter(),
         )
-        name, until = Path(given[0]).name, time.monotonic() + _STARTS_WITHIN_SECONDS
+        name, until = Path(words[0]).name, time.monotonic() + _STARTS_WITHIN_SECONDS
         while not is_open(port):
             assert self._process.poll() is None, f"{name} has ended"
             assert time.monotonic() < until, f"{name} does not answer"
             time.sleep(0.1)
 
     def stop(self) -> None:
-        """End the process."""
+        """Stop the process."""
         self._process.terminate()
         self._process.wait(30)

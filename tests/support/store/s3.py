@@ -1,4 +1,4 @@
-"""The S3 server of the tests: its process, its doors, and what a process is told to go through one of them."""
+"""The S3 server of the tests: its process, its endpoints, and the environment of a client of one of them."""
 
 from __future__ import annotations
 
@@ -23,11 +23,13 @@ WAYS = "/ways-of-doors"
 KEY, SECRET = "tests", "not-to-be-told-to-anybody"
 _TESTS = Path(__file__).resolve().parents[2]
 NO_CERTIFICATES = {"SSL_CERT_FILE": str(_TESTS / "data" / "nobody.pem"), "SSL_CERT_DIR": os.devnull}
-"""For who sees the folder of the tests: each client reads the certificates, else all of the system's, a file each."""
+"""For clients that see the tests' folder: they read these certificates instead of all system ones, a file each.
+
+"""
 
 
 def environment_of(url: str) -> dict[str, str]:
-    """What a process has to have in its environment to reach a server of the tests there."""
+    """Return the environment variables of a client of a test server at this URL."""
     return {
         "AWS_ENDPOINT_URL": url,
         "AWS_ACCESS_KEY_ID": KEY,
@@ -39,7 +41,7 @@ def environment_of(url: str) -> dict[str, str]:
 
 
 class S3:
-    """A server that was started; a bucket for each who asks."""
+    """A running server with a new bucket for each caller."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
@@ -55,54 +57,54 @@ class S3:
         self._buckets = 0
 
     def stop(self) -> None:
-        """End the process."""
+        """Stop the process."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait(30)
 
     def environment(self, door: str = "plain") -> dict[str, str]:
-        """What a process has to have in its environment to reach the store by a door."""
+        """Return the environment variables of a client of one endpoint."""
         return environment_of(self._url(door))
 
     def bucket(self) -> str:
-        """The address of a new bucket."""
+        """Create a bucket; return its address."""
         self._buckets += 1
         name = f"bucket-{self._buckets}"
-        asked = urllib.request.Request(f"{self._url('plain')}/{name}", method="PUT", headers=AUTHORIZED)
-        with urllib.request.urlopen(asked, timeout=30):
+        request = urllib.request.Request(f"{self._url('plain')}/{name}", method="PUT", headers=AUTHORIZED)
+        with urllib.request.urlopen(request, timeout=30):
             return f"s3://{name}"
 
     def counts(self) -> dict[str, int]:
-        """How many requests of each verb the store has had; those that list are told apart, and so are FAULTS."""
+        """Return the number of requests by verb, with separate counts of lists and of FAULTS."""
         return self._asked(COUNTS)
 
     def names(self) -> int:
-        """How many names the lists had that the store has answered with."""
+        """Return the number of names in all lists that the store returned."""
         return self._asked(NAMES)
 
     def writes(self, home: str) -> list[str]:
-        """The requests since the last call that wrote below an address, leases aside: verb and path.
+        """Return the requests since the last call that wrote below an address, without leases: verb and path.
 
         Another process may renew a lease at any time.
         """
         path = f" {home.removeprefix('s3:/')}/"
-        return [each for each in self._asked(WRITTEN) if path in each and "/.lake.turns/" not in each]
+        return [line for line in self._asked(WRITTEN) if path in line and "/.lake.turns/" not in line]
 
     def has_room(self, writes: int | None) -> None:
-        """Let the store be full after so many writes more, behind every door; None lets it take all again."""
+        """Let the store be full after this many more writes, at every endpoint; None removes the limit."""
         self._tell(ROOM, writes)
 
     def is_old(self, address: str, seconds: float) -> None:
-        """Let an object be as if it had been put so long ago."""
+        """Make an object appear as if it had been stored this many seconds ago."""
         bucket, _, name = address.removeprefix("s3://").partition("/")
         self._tell(AGES, {"bucket": bucket, "name": name, "seconds": seconds})
 
     def is_slow(self, address: str, seconds: float) -> None:
-        """Let the next data file below an address be put, and that be answered so much later, behind every door."""
+        """Delay the response to the next PUT of a data file below an address, at every endpoint."""
         self._tell(SLOW, {"below": address.removeprefix("s3:/"), "seconds": seconds})
 
     def leads(self, door: str, like: str) -> None:
-        """Let one of the doors `first` and `second` do what another door does, from now on."""
+        """Let one of the endpoints `first` and `second` behave like another endpoint from now on."""
         self._tell(WAYS, {door: like})
 
     def _asked(self, path: str) -> Any:
@@ -110,13 +112,13 @@ class S3:
             return json.loads(answer.read())
 
     def _tell(self, path: str, what: object) -> None:
-        asked = urllib.request.Request(f"{self._url('plain')}{path}", json.dumps(what).encode(), method="PUT")
-        with urllib.request.urlopen(asked, timeout=30):
+        request = urllib.request.Request(f"{self._url('plain')}{path}", json.dumps(what).encode(), method="PUT")
+        with urllib.request.urlopen(request, timeout=30):
             return
 
     def _url(self, door: str) -> str:
         return f"http://127.0.0.1:{self._ports[door]}"
 
 
-# By its look moto tells which service is meant; it checks no signature.
+# moto identifies the service by this header's form; it checks no signature.
 AUTHORIZED = {"Authorization": "AWS4-HMAC-SHA256 Credential=tests/20260101/us-east-1/s3/aws4_request"}

@@ -1,7 +1,7 @@
-"""Looks at moto's store, answered by moto's own methods without what lies on the way to them.
+"""Answer reads of moto's store by moto's own methods directly, without its request handling.
 
-Of what it takes moto to answer, three quarters are Flask's and its own reading of the request, and what the tests ask
-is mostly this: an object, whether it is there, a list. Whatever else is asked, or is refused, goes the whole way.
+Flask and moto's own parsing take three quarters of the time of a response, and tests mostly make these requests: get
+an object, check that it exists, list. All other requests, and refusals, take the normal path.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ Answer = tuple[str, list[tuple[str, str]], bytes]
 
 
 def looked(environ: dict[str, Any]) -> Answer | None:
-    """What moto answers to a look; None where the request is another one, or the answer a refusal."""
+    """Return moto's response to a read; None for other requests and for refusals."""
     bucket, _, name = environ["PATH_INFO"].encode("latin-1").decode().removeprefix("/").partition("/")
     query = parse_qs(environ["QUERY_STRING"], keep_blank_values=True)
     is_list = not name and query.get("list-type") == ["2"] and _OF_A_LIST.issuperset(query)
-    # Who does not say who he is may see less; moto judges that on the whole way.
+    # Anonymous clients may see less; moto decides that on the normal path.
     if "HTTP_AUTHORIZATION" not in environ or not (is_list or (name and not query)):
         return None
     look = _Look(environ, bucket, name, query)
@@ -36,7 +36,7 @@ def looked(environ: dict[str, Any]) -> Answer | None:
 
 
 class _Look(S3Response):
-    """What moto's methods find of a request."""
+    """A request with moto's methods to answer it."""
 
     def __init__(self, environ: dict[str, Any], bucket: str, name: str, query: dict[str, Any]) -> None:
         super().__init__()
@@ -48,18 +48,18 @@ class _Look(S3Response):
         self.data, self.uri_match, self.response_headers = {}, {}, {}
 
     def parse_key_name(self) -> str:
-        """The object's name."""
+        """Return the object's name."""
         return self._name
 
     def _get_querystring(self, request: Any, full_url: str) -> dict[str, Any]:
         return self.querystring
 
     def listed(self) -> Answer | None:
-        """A list, which has no head of its own."""
+        """Return a list, which has no HEAD."""
         return self._answer(*self.list_objects_v2()) if self.method == "GET" else None
 
     def object(self) -> Answer | None:
-        """An object or its head, whole or in part."""
+        """Return an object or its head, whole or in part."""
         if self.method == "HEAD":
             status, headers, body = self.head_object(self.bucket_name, self.querystring, self._name, self.headers)
         else:
@@ -70,7 +70,7 @@ class _Look(S3Response):
 
     def _answer(self, status: int, headers: dict[str, Any], body: str | bytes) -> Answer:
         content = body.encode() if isinstance(body, str) else body
-        told = {name.lower(): str(value) for name, value in headers.items()}
+        lower_headers = {name.lower(): str(value) for name, value in headers.items()}
         if self.method != "HEAD":
-            told["content-length"] = str(len(content))
-        return f"{status} {HTTPStatus(status).phrase}", list(told.items()), content
+            lower_headers["content-length"] = str(len(content))
+        return f"{status} {HTTPStatus(status).phrase}", list(lower_headers.items()), content

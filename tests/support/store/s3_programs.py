@@ -1,4 +1,4 @@
-"""Servers that speak S3 and are no part of the tests' own: MinIO and versitygw. Go has both, and both are optional."""
+"""S3 servers other than the tests' own: MinIO and versitygw. Go provides both, and both are optional."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from support.store.s3 import KEY, SECRET, environment_of
 
 
 class _S3Program(Program):
-    """A server that was started, with an empty folder."""
+    """A running server with an empty folder."""
 
     def __init__(self, command: list[str | None], port: int, environment: dict[str, str]) -> None:
         super().__init__(command, port, environment)
         self._url = f"http://127.0.0.1:{port}"
 
     def environment(self) -> dict[str, str]:
-        """What a process has to have in its environment to reach it."""
+        """Return the environment variables of a client."""
         return environment_of(self._url)
 
     def container(self, name: str) -> str:
-        """The address of a new bucket."""
+        """Create a bucket; return its address."""
         self.client().create_bucket(Bucket=name)
         return f"s3://{name}"
 
     def client(self) -> Any:
-        """What speaks to it as its owner does."""
+        """Return a client with the owner's key."""
         import boto3
 
         who = {"aws_access_key_id": KEY, "aws_secret_access_key": SECRET, "region_name": "us-east-1"}
@@ -63,13 +63,13 @@ class Minio(_S3Program):
         super().__init__([self.PROGRAM, "server", *where, str(folder)], port, who | sealing)
 
     def versioned(self, name: str) -> str:
-        """The address of a new bucket that keeps every object that was there."""
+        """Create a bucket that retains every version of an object; return its address."""
         address = self.container(name)
         self.client().put_bucket_versioning(Bucket=name, VersioningConfiguration={"Status": "Enabled"})
         return address
 
     def locked(self, name: str) -> str:
-        """The address of a new bucket in which no version of an object can be removed for a day."""
+        """Create a bucket in which no object version can be removed for a day; return its address."""
         self.client().create_bucket(Bucket=name, ObjectLockEnabledForBucket=True)
         rule = {"DefaultRetention": {"Mode": "COMPLIANCE", "Days": 1}}
         locking = {"ObjectLockEnabled": "Enabled", "Rule": rule}
@@ -77,7 +77,7 @@ class Minio(_S3Program):
         return f"s3://{name}"
 
     def encrypted(self, name: str) -> str:
-        """The address of a new bucket whose objects are encrypted by a key of its key management."""
+        """Create a bucket whose objects are encrypted with a key of its key management; return its address."""
         address = self.container(name)
         by = {"ApplyServerSideEncryptionByDefault": {"SSEAlgorithm": "aws:kms", "KMSMasterKeyID": "tests"}}
         self.client().put_bucket_encryption(Bucket=name, ServerSideEncryptionConfiguration={"Rules": [by]})

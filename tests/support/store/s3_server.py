@@ -1,16 +1,20 @@
-"""An S3 server on loopback, as a process of its own: moto, with a lock that makes its conditional writes exclusive.
+"""An S3 server on loopback, as its own process: moto, with a lock that makes its conditional writes exclusive.
 
-One store behind several doors, a port each. `plain` answers. `faulty` does something odd with a tenth of the requests:
-says 503 or cuts the connection, before the store has seen the request or after it has done it, or answers late.
-`forgetful` does the first PUT of every entry of Delta's log and says that it has not: by 503, 500 or a cut, by turns.
-`careless` takes no notice of conditions, as stores do that have none; `hasty` looks whether an object is there and puts
-it then, without a lock, as stores do that only seem to have them. `keyed` lets in who asks by the tests' key, where the
-others look at none. `readonly` refuses what would change anything, `down` everything, by 503; so do `expired`, as with
-credentials that ran out, `skewed`, as of requests whose time is not the store's, and `elsewhere` and `redirected`, as
-of a bucket in another region. `first` and `second` do what any of them does, as they are told: `plain` until then.
-Behind each of them it is full, in MinIO's words, after as many writes as it is told to have room for, its objects
-are as old as it is told, and it is late with one answer if it is told so. Started as
-`python -m support.store.s3_server SEED`; it prints the ports as JSON and ends with its standard input.
+It is one store with several endpoints, one port each:
+- `plain` responds normally.
+- `faulty` fails a tenth of the requests: it returns 503 or cuts the connection, before or after the store has
+processed the request, or it responds late.
+- `forgetful` performs the first PUT of every Delta log entry and reports failure: by 503, 500 or a cut, in turn.
+- `careless` ignores conditions, as stores without conditional writes do.
+- `hasty` checks that an object is absent and then writes it without a lock, as stores do that only seem to have them.
+- `keyed` accepts only the tests' key; the other endpoints check none.
+- `readonly` refuses every change; `down` refuses everything with 503.
+- `expired` refuses expired credentials, `skewed` requests with a wrong time, `elsewhere` and `redirected` requests for
+a bucket of another region.
+- `first` and `second` behave like the endpoint that a test chooses, by default `plain`.
+At every endpoint a test can limit the number of writes, after which the store is full (in MinIO's words), set the age
+of objects, and delay one response. Started as `python -m support.store.s3_server SEED`, the server prints the ports as
+JSON and ends with its standard input.
 """
 
 from __future__ import annotations
@@ -43,16 +47,16 @@ from cdc_platform.runtime import tune_short_process
 
 _Application = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]
 SHARE = 10
-"""One request of so many is met by a fault."""
+"""One request in this many meets a fault."""
 
 
 class Store:
-    """The store, and how many requests of each verb have reached it."""
+    """The store, and the number of requests by verb that have reached it."""
 
     def __init__(self) -> None:
-        # Not by moto's dispatcher: to tell of each request which service it means takes two thirds of answering it.
+        # Without moto's dispatcher: finding each request's service takes two thirds of the response time.
         self._application = create_backend_app("s3")
-        # moto looks whether an object is there, and puts it, in two steps.
+        # moto checks that an object exists and writes it in two steps.
         self._writing = threading.Lock()
         self.counts: Counter[str] = Counter()
         self._written: list[str] = []
@@ -76,7 +80,7 @@ class Store:
             self._hear(environ["PATH_INFO"], json.load(environ["wsgi.input"]))
             start("200 OK", [("Content-Length", "0")])
             return []
-        # To remove several objects is a POST, which a store without room takes all the same.
+        # The removal of several objects is a POST, which a full store accepts all the same.
         is_put = method in ("PUT", "POST") and "delete" not in environ["QUERY_STRING"]
         if is_put and self._is_full():
             return _no(start, "XMinioStorageFull", "507 Insufficient Storage")
@@ -95,15 +99,15 @@ class Store:
         start(status, headers)
         return [content]
 
-    def _hear(self, path: str, told: Any) -> None:
+    def _hear(self, path: str, setting: Any) -> None:
         if path == ROOM:
-            self._room = told
+            self._room = setting
         elif path == SLOW:
-            self._slow = told
+            self._slow = setting
         elif path == WAYS:
-            self.ways |= told
+            self.ways |= setting
         else:
-            _age(**told)
+            _age(**setting)
 
     def _late_by(self, method: str, path: str) -> float:
         slow = self._slow
@@ -122,21 +126,21 @@ class Store:
 
 
 def _age(bucket: str, name: str, seconds: float) -> None:
-    held = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys[name]
-    held.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
+    stored = s3_backends[DEFAULT_ACCOUNT_ID]["aws"].buckets[bucket].keys[name]
+    stored.last_modified = datetime.now(UTC).replace(tzinfo=None) - timedelta(seconds=seconds)
 
 
 def _serialized(self: S3Response, action_result: ActionResult) -> Any:
-    """An answer of moto's as status, headers and XML, of which lists are written here.
+    """Return a moto response as status, headers and XML; lists are serialized here.
 
-    By the model of an answer it takes moto 0.15 ms for each name, and the tests' homes are listed all day.
+    moto's model-based serialization takes 0.15 ms per name, and the tests list homes all the time.
     """
-    told = action_result.result
-    if not isinstance(told, dict) or "KeyCount" not in told:
+    data = action_result.result
+    if not isinstance(data, dict) or "KeyCount" not in data:
         return _by_model(self, action_result)
-    _listed["names"] += told["KeyCount"]
+    _listed["names"] += data["KeyCount"]
     body = (
-        f"<?xml version='1.0' encoding='utf-8'?><ListBucketResult xmlns='{_NAMESPACE}'>{_xml(told)}</ListBucketResult>"
+        f"<?xml version='1.0' encoding='utf-8'?><ListBucketResult xmlns='{_NAMESPACE}'>{_xml(data)}</ListBucketResult>"
     )
     return 200, {**self.response_headers, "Content-Type": "application/xml"}, body
 
@@ -148,7 +152,7 @@ _NAMESPACE = "http://s3.amazonaws.com/doc/2006-03-01/"
 
 
 def _xml(fields: dict[str, Any]) -> str:
-    """Fields of an answer as elements; a list is its element once for each item."""
+    """Return fields of a response as elements; a list repeats its element for each item."""
     parts: list[str] = []
     for name, value in fields.items():
         for item in value if isinstance(value, list) else [value]:
@@ -162,7 +166,7 @@ def _text(value: object) -> str:
 
 
 class Faulty:
-    """The store, through a network and a service that fail now and then."""
+    """The store behind a network and a service that fail sometimes."""
 
     def __init__(self, store: Store, seed: str) -> None:
         self._store, self._random, self._drawing = store, random.Random(seed), threading.Lock()
@@ -190,7 +194,7 @@ _FAULTS = ("refuse before", "refuse after", "cut before", "cut after", "late")
 
 
 class Forgetful:
-    """The store, of whose commits nobody hears at first."""
+    """The store that first reports each commit as failed."""
 
     def __init__(self, store: Store) -> None:
         self._store, self._seen, self._looking = store, set[str](), threading.Lock()
@@ -204,25 +208,25 @@ class Forgetful:
         if entry is None or not is_first:
             return self._store(environ, start)
         list(self._store(environ, _nowhere))
-        turn = int(entry[1]) % 3
-        return _cut(environ) if turn == 2 else _refuse(start, _REFUSALS[turn])
+        index = int(entry[1]) % 3
+        return _cut(environ) if index == 2 else _refuse(start, _REFUSALS[index])
 
 
 _ENTRY = re.compile(r"/_delta_log/(\d{20})\.json$")
 
 
 def hasty(store: Store) -> _Application:
-    """The store, in which between a look and a PUT others come."""
+    """Return the store with a gap between check and PUT in which other writers succeed."""
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] != "PUT" or environ.get("HTTP_IF_NONE_MATCH") != "*":
             return store(environ, start)
-        seen: list[str] = []
+        statuses: list[str] = []
         looked = {**environ, "REQUEST_METHOD": "HEAD", "CONTENT_LENGTH": "0", "wsgi.input": io.BytesIO()}
-        list(store(_without_conditions(looked), lambda status, *_: seen.append(status)))
-        if seen[0].startswith("200"):
+        list(store(_without_conditions(looked), lambda status, *_: statuses.append(status)))
+        if statuses[0].startswith("200"):
             return _no(start, "PreconditionFailed", "412 Precondition Failed")
-        time.sleep(0.01)  # as between the parts of a store that lie on several machines
+        time.sleep(0.01)  # as between the parts of a store on several machines
         return store(_without_conditions(environ), start)
 
     return answer
@@ -233,7 +237,7 @@ def _without_conditions(environ: dict[str, Any]) -> dict[str, Any]:
 
 
 def careless(store: Store) -> _Application:
-    """The store, that never looks at a condition."""
+    """Return the store that ignores conditions."""
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         return store(_without_conditions(environ), start)
@@ -242,7 +246,7 @@ def careless(store: Store) -> _Application:
 
 
 def readonly(store: Store) -> _Application:
-    """The store, for one who may only look."""
+    """Return the store for clients that may only read."""
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if environ["REQUEST_METHOD"] in ("GET", "HEAD"):
@@ -253,7 +257,7 @@ def readonly(store: Store) -> _Application:
 
 
 def keyed(store: Store) -> _Application:
-    """The store, for who asks by the tests' key alone: moto looks at no key."""
+    """Return the store for clients with the tests' key alone; moto checks no key."""
 
     def answer(environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
         if f"Credential={KEY}/" in environ.get("HTTP_AUTHORIZATION", ""):
@@ -268,27 +272,27 @@ def _led(store: Store, door: str, doors: Mapping[str, _Application]) -> _Applica
 
 
 def expired(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-    """What a store says to credentials that ran out."""
+    """Respond as a store does to expired credentials."""
     return _no(start, "ExpiredToken")
 
 
 def down(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-    """What a service says that is overrun, whatever it is asked."""
+    """Respond as an overloaded service does, to every request."""
     return _refuse(start)
 
 
 def skewed(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-    """What S3 says to a request that was signed by a clock which is more than a quarter of an hour off."""
+    """Respond as S3 does to a request signed by a clock that is off by more than a quarter of an hour."""
     return _no(start, "RequestTimeTooSkewed")
 
 
 def elsewhere(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-    """What S3 says to a request that is signed for another region than the bucket's."""
+    """Respond as S3 does to a request signed for another region than the bucket's."""
     return _no(start, "AuthorizationHeaderMalformed", "400 Bad Request", "<Region>eu-central-1</Region>")
 
 
 def redirected(_environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-    """What S3 says to a request that has come to the endpoint of another region: it names no address."""
+    """Respond as S3 does to a request at the endpoint of another region, without an address."""
     return _no(start, "PermanentRedirect", "301 Moved Permanently")
 
 
@@ -311,20 +315,21 @@ def _cut(environ: dict[str, Any]) -> Iterable[bytes]:
 
 
 def _nowhere(*_: object) -> None:
-    """Takes what nobody gets to see: a status and headers, or parts of an answer that are written one by one."""
+    """Accept and drop a status and headers, or parts of a response."""
 
 
 class _Connection(WSGIRequestHandler):
-    """Goes on with a connection after an answer, as stores do and werkzeug's own does not.
+    """Continues a connection after a response, as stores do and werkzeug's own handler does not.
 
-    That one cannot know where the next request begins. Here each is read to its end before the store hears of it.
+    That handler cannot know where the next request begins. This one reads each request to its end before the store
+    processes it.
     """
 
     protocol_version = "HTTP/1.1"
     disable_nagle_algorithm = True
 
     def run_wsgi(self) -> None:
-        """Answer one request; one that is to be cut ends the connection."""
+        """Answer one request; a cut ends the connection."""
         environ = self.make_environ()
         length = None if environ.get("wsgi.input_terminated") else int(environ.get("CONTENT_LENGTH") or 0)
         environ["wsgi.input"] = io.BytesIO(environ["wsgi.input"].read(length))
@@ -350,10 +355,10 @@ class _Connection(WSGIRequestHandler):
         self.wfile.write(head if self.command == "HEAD" else head + content)
 
     def log(self, type: str, message: str, *args: Any) -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
     def log_request(self, code: int | str = "-", size: int | str = "-") -> None:
-        """Nobody reads it."""
+        """Log nothing."""
 
 
 def main() -> None:

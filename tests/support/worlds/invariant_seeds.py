@@ -1,6 +1,6 @@
-"""Small generations as rows that a test can damage, and their way into a lake past every guard.
+"""Small generations as rows that a test can damage, and functions that write them into a lake without any checks.
 
-The rows are plain Python: lists of dicts, one a range, with the streams as bytes in shard order.
+The rows are plain Python: lists of dicts, one per range, with the streams as bytes in shard order.
 """
 
 from __future__ import annotations
@@ -53,14 +53,14 @@ CROWDED = 3
 
 
 def host_id(number: int) -> str:
-    """The UUID of a node."""
+    """Return the UUID of a node."""
     return str(uuid.UUID(int=100 + number))
 
 
 def generation_rows(owners: Owners = OWNERS, seed: int = 1, of_second: tuple[int, ...] = ()) -> list[Row]:
-    """The rows of a sound generation over a ring, made by the oracle; another seed gives other random bits.
+    """Return the rows of a valid generation over a ring, made by the oracle; another seed gives other random bits.
 
-    Node 1 owns all tokens but those `of_second`.
+    Node 1 owns all tokens except `of_second`.
     """
     random = np.random.default_rng(seed)
     return [
@@ -79,36 +79,36 @@ def generation_rows(owners: Owners = OWNERS, seed: int = 1, of_second: tuple[int
 
 
 def with_token(stream: bytes, token: int) -> bytes:
-    """The stream with another token."""
+    """Return the stream with another token."""
     return token.to_bytes(8, "big", signed=True) + stream[8:]
 
 
 def with_low_bits(stream: bytes, *, version: int = 1, index: int | None = None) -> bytes:
-    """The stream with another version, or another index."""
+    """Return the stream with another version or index."""
     token, _, own, random = oracle.unpack_stream_id(stream)
     low = version | (own if index is None else index) << 4 | random << 26
     return token.to_bytes(8, "big", signed=True) + low.to_bytes(8, "big")
 
 
 def row_violations(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[str, int]:
-    """What the audit of rows finds, without Spark: violations by invariant, those with none left out."""
+    """Return the violations that the audit of rows finds without Spark, by invariant, without zeros."""
     return {
         name: tally.violations for name, tally in row_tallies(rows, unordered=unordered).items() if tally.violations
     }
 
 
 def row_tallies(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> dict[str, InvariantTally]:
-    """What the audit of rows finds, without Spark."""
+    """Return the tallies of the audit of rows without Spark."""
     batch = row_batch(rows, unordered=unordered)
     return sum_tallies(audit_generation_rows(batch, GenerationRanges(np.unique(batch.range_ends))))
 
 
 def row_batch(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> GenerationRowBatch:
-    """The rows as the audit takes them."""
+    """Return the rows as a batch for the audit."""
     ends = np.array([row["range_end"] for row in rows], dtype=np.int64)
     streams = [stream for row in rows for stream in row["streams"]]
-    damaged = {place: f"0x{stream.hex()}" for place, stream in enumerate(streams) if len(stream) != 16}
-    whole = b"".join(bytes(16) if place in damaged else stream for place, stream in enumerate(streams))
+    damaged = {index: f"0x{stream.hex()}" for index, stream in enumerate(streams) if len(stream) != 16}
+    whole = b"".join(bytes(16) if index in damaged else stream for index, stream in enumerate(streams))
     return GenerationRowBatch(
         range_ends=ends,
         ignore_msbs=np.array([row["ignore_msb"] for row in rows], dtype=np.int64),
@@ -120,60 +120,60 @@ def row_batch(rows: list[Row], *, unordered: tuple[int, ...] = ()) -> Generation
 
 
 def violations(findings: list[Finding]) -> dict[str, int]:
-    """Violations by invariant, those with none left out."""
+    """Return violations by invariant, without zeros."""
     return {line.invariant: line.violations for line in findings if line.violations}
 
 
 def populations(findings: list[Finding]) -> dict[str, int]:
-    """Populations by invariant."""
+    """Return populations by invariant."""
     return {line.invariant: line.population for line in findings}
 
 
 @dataclass
 class SeededLake:
-    """A lake that takes any rows: its tables are made without constraints, and every column may be null."""
+    """A lake that accepts any rows: its tables have no constraints, and every column may be null."""
 
     lake: Lake
     owners: Owners = field(default_factory=lambda: dict(OWNERS))
 
     def described(self, rows: list[Row], generation: str = ONE) -> None:
-        """Rows of `topology_descriptions`."""
+        """Write rows of `topology_descriptions`."""
         self.write(TOPOLOGY_DESCRIPTIONS, [row | {"generation_id": generation} for row in rows])
 
     def inserted(self, rows: list[Row], generation: str = ONE, num_ranges: int | None = -1) -> None:
-        """Rows of `cdc_generation_descriptions_v2`; `num_ranges` is right unless given."""
+        """Write rows of `cdc_generation_descriptions_v2`; `num_ranges` is correct unless given."""
         claim = len(rows) if num_ranges == -1 else num_ranges
         self.write(GENERATION_DESCRIPTIONS_V2, [row | {"id": generation, "num_ranges": claim} for row in rows])
 
     def published(self, rows: list[Row], time_ms: Milliseconds = TIME_MS) -> None:
-        """Rows of `cdc_streams_descriptions_v2`."""
+        """Write rows of `cdc_streams_descriptions_v2`."""
         self.write(STREAMS_DESCRIPTIONS_V2, [row | {"time": _time(time_ms)} for row in rows])
 
     def introduced(self, generation: str = ONE, time_ms: Milliseconds = TIME_MS) -> None:
-        """The generation's time in the ledger."""
+        """Write the generation's time into the ledger."""
         row = {"generation_id": generation, "time": _time(time_ms), "num_ranges": 1, "num_streams": 1}
         self.write(GENERATIONS, [row | {"created_at": _time(time_ms)}])
 
     def listed(self, time_ms: Milliseconds = TIME_MS) -> None:
-        """The published timestamp."""
+        """Write the published timestamp."""
         self.write(GENERATION_TIMESTAMPS, [{"key": "timestamps", "time": _time(time_ms)}])
 
     def unordered(self, table: Table, generation: str, range_end: int) -> None:
-        """A mark that the shard order of a range is not known."""
+        """Mark the shard order of a range as unknown."""
         row = {"table_name": table.full_name, "generation": generation, "range_end": range_end, "reason": "seeded"}
         self.write(UNORDERED_RANGES, [row])
 
     def node(self, tokens: list[int], number: int = 1, status: str = "NORMAL") -> None:
-        """A node of the ring as it stands, sharded as the owner of its first token."""
+        """Write a node of the current ring, sharded like the owner of its first token."""
         self.write(NODES, [_node(tokens, number, self.owners) | {"status": status}])
 
     def event(self, tokens: list[int], generation: str = ONE, number: int = 1) -> None:
-        """The bootstrap event that introduces a generation."""
+        """Write the bootstrap event that introduces a generation."""
         row = _node(tokens, number, self.owners) | {"event_id": f"event {number}", "kind": "join"}
         self.write(BOOTSTRAP_EVENTS, [row | {"generation_id": generation, "created_at": _time(TIME_MS)}])
 
     def whole(self, rows: list[Row], generation: str = ONE, time_ms: Milliseconds = TIME_MS) -> None:
-        """A generation in every table, as at the end of its join."""
+        """Write a generation into every table, as after its join."""
         self.described(rows, generation)
         self.inserted(rows, generation)
         self.introduced(generation, time_ms)
@@ -181,14 +181,14 @@ class SeededLake:
         self.listed(time_ms)
 
     def write(self, table: Table, rows: list[Row]) -> None:
-        """Append rows to a table; columns that a row lacks are null."""
+        """Append rows to a table; missing columns are null."""
         nullable = pa.schema([pa.field(column.name, _nullable(column.type)) for column in table.schema])
         data = pa.Table.from_pylist([{name: row.get(name) for name in nullable.names} for row in rows], schema=nullable)
         write_deltalake(self.lake.path(table), data, mode="append", partition_by=list(table.partition_by) or None)
 
 
 def copied(rows: list[Row]) -> list[Row]:
-    """Rows that a test may damage without touching the ones that they came from."""
+    """Return rows that a test may damage without changing the originals."""
     return copy.deepcopy(rows)
 
 

@@ -30,8 +30,8 @@ def _as_user() -> list[str]:
     """Return the command that runs a program as an ordinary user. Postgres refuses to run as root."""
     if os.geteuid() != 0:
         return []
-    known = {entry.pw_name: entry for entry in pwd.getpwall()}
-    entry = next(known[name] for name in _UNPRIVILEGED if name in known)
+    users = {entry.pw_name: entry for entry in pwd.getpwall()}
+    entry = next(users[name] for name in _UNPRIVILEGED if name in users)
     return ["setpriv", f"--reuid={entry.pw_uid}", f"--regid={entry.pw_gid}", "--clear-groups"]
 
 

@@ -1,4 +1,4 @@
-"""A platform of a test's own, driven through Dagster in one process: nodes are queued and join for real."""
+"""A platform for one test, driven through Dagster in one process: nodes are queued and join for real."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
 
 
 def node_config(number: int, *, tokens: int = 4, shard_count: int = 2) -> dict[str, Any]:
-    """The config that queues node `number`, with tokens of its own that are the same in every run."""
+    """Return the config that queues node `number`, with its own tokens, which are the same in every run."""
     drawn = np.random.default_rng(number).integers(-(2**63) + 1, 2**63 - 1, tokens, dtype=np.int64)
     return {
         "host_id": str(uuid.UUID(int=number)),
@@ -33,20 +33,20 @@ def node_config(number: int, *, tokens: int = 4, shard_count: int = 2) -> dict[s
 
 @dataclass(frozen=True)
 class Rehearsal:
-    """What a test does to a platform of its own."""
+    """The actions of a test on its own platform."""
 
     instance: DagsterInstance
     lake: Lake
 
     def queue(self, number: int, **shape: int) -> str:
-        """Queue node `number` by the job of the inbox; answers with its generation."""
+        """Queue node `number` by the job of the inbox; return its generation."""
         result = self.bootstrap(node_config(number, **shape))
         assert result.success
-        told = result.asset_materializations_for_node("queue_node")[0].metadata
-        return str(told["generation_id"].value)
+        metadata = result.asset_materializations_for_node("queue_node")[0].metadata
+        return str(metadata["generation_id"].value)
 
     def partition(self, generation_id: str) -> str:
-        """What the generation's partition is called."""
+        """Return the name of the generation's partition."""
         return read_generation_keys(self.lake, self.instance).of(generation_id)
 
     def bootstrap(self, config: dict[str, Any]) -> ExecuteInProcessResult:
@@ -55,7 +55,7 @@ class Rehearsal:
         return self._run("bootstrap", run_config, None, None)
 
     def join(self, generation_id: str, *tables: str) -> ExecuteInProcessResult:
-        """Run the join of a generation, or of its assets only those of `tables` (keyspace.table)."""
+        """Run the join of a generation, or only its assets of `tables` (keyspace.table)."""
         chosen = [AssetKey(table.split(".")) for table in tables]
         partition = self.partition(generation_id)
         self.instance.add_dynamic_partitions(GENERATIONS_NAME, [partition])
@@ -74,6 +74,6 @@ class Rehearsal:
 
 
 def failures(result: ExecuteInProcessResult) -> list[str]:
-    """What the steps of a run say that failed, each with the stack of its error."""
+    """Return the errors of the failed steps of a run, each with its stack."""
     failed = (event for event in result.all_events if event.is_step_failure)
     return [f"{event.step_key}: {event.step_failure_data.error}" for event in failed]

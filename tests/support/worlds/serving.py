@@ -1,4 +1,4 @@
-"""`cdc-platform up` as a real process, for tests that look at it from outside: its address, its processes, its end."""
+"""Run `cdc-platform up` as a real process, for tests that examine its address, processes and end from outside."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cdc_platform.home_location import HOME_VARIABLE
 
 _MARK = "CDC_PLATFORM_TEST_MARK"
 _SOON_WARM = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
-"""For the JVMs of `up`, which in a test end before the second compiler has paid for itself: half of their CPU."""
+"""For the JVMs of `up`, which end in a test before the second compiler pays off: it halves their CPU."""
 
 
 class Serving:
-    """One home that is brought up when a test first asks for it, and again when another has ended it.
+    """One home whose `up` starts when a test first needs it, and again after another test has ended it.
 
-    Its temporary files lie in a folder `beside` it, which a home in a store has not.
+    Its temporary files are in a folder `beside` it, since a home in a store has no such folder.
     """
 
     def __init__(self, home: Path | str, beside: Path | None = None) -> None:
@@ -39,7 +39,7 @@ class Serving:
         self._told: dict[str, Any] = {}
 
     def start(self) -> dict[str, Any]:
-        """Bring it up unless it is up; answers with what the command prints."""
+        """Start `up` unless it runs; return what the command prints."""
         if self._process is None or self._process.poll() is not None:
             self._process = self.command("up", "--port", "0", "--json")
             self._told = json.loads(self._document(self._process))
@@ -47,19 +47,19 @@ class Serving:
 
     @property
     def header(self) -> dict[str, str]:
-        """What a program sends with every request to the UI."""
+        """Return the headers of every request to the UI."""
         return {"Authorization": f"Bearer {Path(self.start()['token_file']).read_text(encoding='utf-8')}"}
 
     @property
     def spark(self) -> dict[str, str]:
-        """What a client of the Spark Connect server has in its environment."""
+        """Return the environment of a client of the Spark Connect server."""
         lines = Path(self.start()["spark_file"]).read_text(encoding="utf-8").splitlines()
         return dict(line.split("=", 1) for line in lines)
 
     def command(self, *arguments: str) -> subprocess.Popen[str]:
-        """A command of the platform on this home, started."""
+        """Start a command of the platform on this home."""
         environment = {name: value for name, value in os.environ.items() if name not in {HOME_VARIABLE, "SPARK_REMOTE"}}
-        # Whatever it leaves in the temporary folder is left where a test can see it.
+        # Files that it leaves in the temporary folder remain where a test can see them.
         environment["TMPDIR"] = str(self.temporary)
         return subprocess.Popen(
             [sys.executable, "-m", "cdc_platform", "--home", self._name, *arguments],
@@ -73,55 +73,55 @@ class Serving:
 
     @property
     def pid(self) -> int:
-        """The command itself."""
+        """Return the process ID of the command itself."""
         assert self._process is not None
         return self._process.pid
 
     def ask_for_the_end(self) -> None:
-        """What Ctrl-C does."""
+        """Send the signal of Ctrl-C."""
         assert self._process is not None
         self._process.send_signal(signal.SIGINT)
 
     def kill(self) -> None:
-        """End the command itself outright, and nothing that it has started."""
+        """Kill the command itself, without the processes that it has started."""
         assert self._process is not None
         self._process.kill()
 
     def end(self) -> tuple[int, str]:
-        """Wait until it has ended; answers with the exit code and what it says on standard error."""
+        """Wait until it has ended; return the exit code and its standard error."""
         assert self._process is not None
-        _, said = self._process.communicate(timeout=240)
-        return self._process.returncode, said
+        _, errors = self._process.communicate(timeout=240)
+        return self._process.returncode, errors
 
     def stop(self) -> None:
-        """End it, if it runs."""
+        """Stop it if it runs."""
         if self._process is not None and self._process.poll() is None:
             self.ask_for_the_end()
             self.end()
 
     def processes(self) -> dict[int, str]:
-        """Everything that runs because of it, whoever its parent is by now: command lines by process ID."""
+        """Return all processes that run because of it, whatever their parent is now: command lines by process ID."""
         if not Path("/proc/self/environ").exists():
             pytest.skip("the processes that something has started can be listed on Linux only")
-        found = {}
+        commands = {}
         for folder in Path("/proc").glob("[0-9]*"):
             try:
                 if self._mark.encode() in (folder / "environ").read_bytes():
-                    found[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                    commands[int(folder.name)] = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
-                continue  # it has ended meanwhile, or is somebody else's
-        return found
+                continue  # it has ended in between or belongs to another user
+        return commands
 
     def processes_after(self, seconds: float) -> dict[int, str]:
-        """What still runs when everything has ended, or after that time."""
+        """Return what still runs after everything has ended, or after that time."""
         deadline = time.monotonic() + seconds
-        while (left := self.processes()) and time.monotonic() < deadline:
+        while (remaining := self.processes()) and time.monotonic() < deadline:
             time.sleep(0.2)
-        return left
+        return remaining
 
     @staticmethod
     def _document(process: subprocess.Popen[str]) -> str:
-        """The JSON document that the command prints first; it goes on running."""
+        """Return the JSON document that the command prints first; the command continues to run."""
         assert process.stdout is not None
         lines = []
         for line in process.stdout:

@@ -8,7 +8,7 @@ from cdc_platform.clock import SECOND_US, Microseconds
 from cdc_platform.simulation import Assumptions, HistoryPlan, Rules, draw_plan
 
 Kind = tuple[str, str, str, str]
-"""Protocol, format, acceptance policy, and what happens: calm, faults or storm."""
+"""Protocol, format, acceptance policy, and conditions: calm, faults or storm."""
 
 GOSSIP = [("gossip", format, policy) for format in ("v1", "v2") for policy in ("strict", "recent-past")]
 TWO_PHASE = [("two-phase", "v2", policy) for policy in ("strict", "recent-past")]
@@ -18,11 +18,11 @@ KINDS: list[Kind] = [
     *((*rules, weather) for rules in TWO_PHASE for weather in ("calm", "faults", "storm")),
     *((*TABLETS, weather) for weather in ("calm", "faults")),
 ]
-"""A storm breaks what gossip assumes: generations at once, and outages longer than the delay."""
+"""A storm breaks gossip's assumptions: concurrent generations, and outages longer than the delay."""
 
 
 def assume(kind: Kind, seed: int) -> Assumptions:
-    """The assumptions of a kind; sizes vary with the seed."""
+    """Return the assumptions of a kind; sizes vary with the seed."""
     protocol, format, policy, weather = kind
     rules = Rules(protocol, format, policy)  # pyrefly: ignore[bad-argument-type]
     if protocol == "tablets":
@@ -38,7 +38,7 @@ def assume(kind: Kind, seed: int) -> Assumptions:
         **operations,  # pyrefly: ignore[bad-argument-type]
     )
     if protocol == "tablets":
-        # Raft puts changes that are made at once into an order.
+        # Raft orders concurrent changes.
         calm = replace(calm, spacing_us=Microseconds(0) if seed % 4 == 0 else calm.spacing_us)
     elif seed % 3 == 0:
         # Rows expire, and generations are removed.
@@ -62,5 +62,5 @@ def assume(kind: Kind, seed: int) -> Assumptions:
 
 
 def plan_of(kind: Kind, seed: int) -> HistoryPlan:
-    """The plan of a seed."""
+    """Return the plan of a seed."""
     return draw_plan(assume(kind, seed), seed)

@@ -1,4 +1,4 @@
-"""Lakes in which a node's generation is inserted and waits for its timestamp; without Spark."""
+"""Lakes in which a node's generation is inserted and waits for its timestamp, without Spark."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ TWO_PHASE = Settings(two_phase_switch=True)
 
 
 def host(number: int) -> str:
-    """The host_id of node `number`."""
+    """Return the host_id of node `number`."""
     return str(UUID(int=number))
 
 
 def request(number: int) -> JoinRequest:
-    """Node `number` with four tokens."""
+    """Return the join request of node `number` with four tokens."""
     tokens = np.random.default_rng(number).integers(-(2**63) + 1, 2**63 - 1, 4, dtype=np.int64)
     fields = {
         "host_id": host(number),
@@ -46,7 +46,7 @@ def request(number: int) -> JoinRequest:
 
 
 def inserted(lake: Lake, number: int, clock: Clock = NOON, *, rows: slice = slice(None)) -> str:
-    """Queue node `number` and insert its generation; `rows` leaves some of its rows out. Answers with its UUID."""
+    """Queue node `number` and insert its generation, with a subset of its `rows`; return its UUID."""
     generation_id = inbox.queue_join(lake, clock, request(number)).generation_id
     describe(lake, generation_id, bootstrap.read_rings(lake, generation_id)[1], rows)
     trusted(lake, generation_id)
@@ -54,7 +54,7 @@ def inserted(lake: Lake, number: int, clock: Clock = NOON, *, rows: slice = slic
 
 
 def switching(lake: Lake, answered: int = 0) -> str:
-    """Prepare the switch to the third node's generation, which so many of the three acknowledge; its UUID."""
+    """Prepare the switch to the third node's generation, acknowledged by `answered` of the three; return its UUID."""
     hosts = [host(number) for number in (1, 2, 3)]
     ring_of(lake, (1, 2))
     generation_id = inserted(lake, 3)
@@ -64,7 +64,7 @@ def switching(lake: Lake, answered: int = 0) -> str:
 
 
 def trusted(lake: Lake, generation_id: str) -> None:
-    """Keep the good verdict that a join leaves on what it has inserted, as it is now."""
+    """Store the passing verdict that a join leaves for its inserted rows as they are now."""
     step = find_step(V2_STEPS, GENERATION_DESCRIPTIONS_V2)
     assert step.audit is not None
     joining = JoinContext(lake, NOON, TWO_PHASE, generation_id, None, "a join")
@@ -76,7 +76,7 @@ def trusted(lake: Lake, generation_id: str) -> None:
 
 
 def operating(lake: Lake, numbers: Iterable[int], time_ms: Milliseconds) -> None:
-    """A generation over these nodes that has its timestamp, as the ledger has it."""
+    """Write a generation over these nodes with its timestamp into the ledger."""
     generation_id = host(1_000)
     count = describe(lake, generation_id, Ring.of(parse_node(number) for number in numbers))
     row = {
@@ -91,16 +91,16 @@ def operating(lake: Lake, numbers: Iterable[int], time_ms: Milliseconds) -> None
 
 
 def describe(lake: Lake, generation_id: str, ring: Ring, rows: slice = slice(None)) -> int:
-    """Insert the V2 descriptions of a generation over a ring; answers with how many there are of them."""
-    made = generate_description(RingLayout.of(ring), UUID(generation_id))
-    count = len(made)
+    """Insert the V2 descriptions of a generation over a ring; return their number."""
+    described = generate_description(RingLayout.of(ring), UUID(generation_id))
+    count = len(described)
     v2 = pa.table(
         {
             "id": pa.array([generation_id] * count),
-            "range_end": pa.array(made.range_ends),
-            "ignore_msb": pa.array(made.ignore_msbs.astype(np.int8)),
+            "range_end": pa.array(described.range_ends),
+            "ignore_msb": pa.array(described.ignore_msbs.astype(np.int8)),
             "num_ranges": pa.array(np.full(count, count, dtype=np.int32)),
-            "streams": stream_lists_to_arrow(made.stream_counts, made.streams),
+            "streams": stream_lists_to_arrow(described.stream_counts, described.streams),
         }
     )
     lake.merge(GENERATION_DESCRIPTIONS_V2, v2.take(pa.array(range(count)[rows])), update=False)
@@ -108,14 +108,14 @@ def describe(lake: Lake, generation_id: str, ring: Ring, rows: slice = slice(Non
 
 
 def ring_of(lake: Lake, numbers: Iterable[int]) -> None:
-    """Put nodes into the ring as it stands, without generations."""
+    """Write nodes into the current ring, without generations."""
     nodes = [parse_node(number) for number in numbers]
     write_nodes(lake, nodes)
 
 
 def parse_node(number: int) -> inbox.Node:
-    """Node `number`, NORMAL."""
-    asked = request(number)
+    """Return node `number` with status NORMAL."""
+    joining = request(number)
     return inbox.Node(
-        UUID(int=number), tuple(asked.tokens or ()), 2, 12, asked.address, "dc1", "r1", tuple(asked.features)
+        UUID(int=number), tuple(joining.tokens or ()), 2, 12, joining.address, "dc1", "r1", tuple(joining.features)
     )

@@ -1,8 +1,8 @@
-"""A cluster in which nodes join while others write: the world of the two-phase switch, and of gossip beside it.
+"""A cluster in which nodes join while others write: the world of the two-phase switch, and of gossip for comparison.
 
-The world gives nodes clocks that differ, deafness, pauses, restarts, messages that arrive late or never, and notes
-every write that was taken. What it holds them against (`wrong_generation`, `lost_colocation`, ...) is plain Python on
-what the register or gossip decided, and shares nothing with the rules.
+The world gives nodes differing clocks, deafness, pauses, restarts and late or lost messages, and records every
+accepted write. The judgements (`wrong_generation`, `lost_colocation`, ...) are plain Python on the decisions of the
+register or gossip, and share nothing with the rules.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from cdc_platform.ring import Node, Ring
 SECOND = SECOND_US
 START = SECOND * 1_700_000_000
 HEARTBEAT_MS = Milliseconds(5_000)
-"""A node that is well looks at the register, or hears gossip, this often."""
+"""The interval at which a healthy node reads the register or hears gossip."""
 INITIAL = 3
 RING_DELAY_MS = Milliseconds(30_000)
 
 
 @lru_cache(maxsize=64)
 def node_of(number: int) -> Node:
-    """Node `number` with three tokens of its own."""
+    """Return node `number` with three tokens of its own."""
     source = random.Random(number)
     tokens = tuple(source.randrange(-(2**63) + 1, 2**63) for _ in range(3))
     return Node(UUID(int=number), tokens, 1 + number % 3, 12 * (number % 2))
@@ -47,32 +47,32 @@ def node_of(number: int) -> Node:
 
 @lru_cache(maxsize=4096)
 def described(members: tuple[int, ...], generation: int) -> tuple[TopologyDescription, Ring]:
-    """Generation `generation` over these nodes, with its ring. The same in every history: made once."""
+    """Return generation `generation` over these nodes, with its ring, cached because all histories share it."""
     ring = Ring.of(node_of(number) for number in members)
     return generate_description(RingLayout.of(ring), UUID(int=generation)), ring
 
 
 @lru_cache(maxsize=4096)
 def streams_in(members: tuple[int, ...], generation: int) -> frozenset[bytes]:
-    """Every stream ID of a generation."""
+    """Return every stream ID of a generation."""
     return frozenset(stream.tobytes() for stream in described(members, generation)[0].streams)
 
 
 @lru_cache(maxsize=4096)
 def owners(members: tuple[int, ...]) -> list[tuple[int, int]]:
-    """(token, number of its owner) of a ring, ascending."""
+    """Return (token, number of its owner) of a ring, ascending."""
     return sorted((token, number) for number in members for token in node_of(number).tokens)
 
 
 def vnode(members: tuple[int, ...], token: int) -> tuple[int, int]:
-    """The vnode (its last token, its owner's number) that holds a token."""
+    """Return the vnode (its last token, its owner's number) that contains a token."""
     ring = owners(members)
     return ring[bisect_left(ring, (token, -1)) % len(ring)]
 
 
 @dataclass(frozen=True)
 class Generation:
-    """What the tables hold of a generation: the nodes it is described for. `number` is its UUID."""
+    """A generation in the tables: the nodes that it is described for. `number` is its UUID."""
 
     number: int
     members: tuple[int, ...]
@@ -80,7 +80,7 @@ class Generation:
 
 @dataclass(frozen=True)
 class Write:
-    """A write that a node has taken: timestamp (µs), token and stream, and the nodes by whose ring it was routed."""
+    """A write that a node accepted: timestamp (µs), token and stream, and the nodes of the ring that routed it."""
 
     ts_us: Microseconds
     token: int
@@ -91,7 +91,7 @@ class Write:
 
 @dataclass
 class Machine:
-    """A node's computer: how its clock is off, what is wrong with it, and what survives a restart."""
+    """A node's machine: the offset of its clock, its faults, and what survives a restart."""
 
     number: int
     offset_us: Microseconds = Microseconds(0)
@@ -101,16 +101,16 @@ class Machine:
     disk: list[LeasePromise] = field(default_factory=list)
     outbox: list[tuple[int, GenerationSwitch]] = field(default_factory=list)
     ill_at_us: Microseconds = Microseconds(-1)
-    """When it was last anything but well."""
+    """The last time at which it was not healthy."""
 
     @property
     def hears(self) -> bool:
-        """Whether it can read the tables, or gossip."""
+        """Return True if it can read the tables or hear gossip."""
         return not (self.deaf or self.paused or self.dead)
 
 
 class World:
-    """What both ways of switching share: time, machines, tables, writes and their judgement."""
+    """Shared parts of both ways of switching: time, machines, tables, writes and their judgement."""
 
     def __init__(self, times: SwitchTimes) -> None:
         self.times = times
@@ -124,15 +124,15 @@ class World:
         self.calm = True
 
     def clock_us(self, machine: Machine) -> Microseconds:
-        """What a node's clock shows."""
+        """Return the time of a node's clock."""
         return self.now_us + machine.offset_us
 
     def tick(self, ms: Milliseconds) -> None:
-        """Time goes by; nodes that are well look around every heartbeat."""
-        left = ms
-        while left > 0:
-            step = min(left, HEARTBEAT_MS)
-            left -= step
+        """Advance time; healthy nodes look at the register or gossip every heartbeat."""
+        remaining = ms
+        while remaining > 0:
+            step = min(remaining, HEARTBEAT_MS)
+            remaining -= step
             self.now_us += us_from_ms(step)
             for machine in list(self.machines.values()):
                 if machine.hears:
@@ -141,7 +141,7 @@ class World:
                     machine.ill_at_us = self.now_us
 
     def ail(self, number: int, what: str) -> None:
-        """Something happens to a machine: deaf, hears, paused, resumed, restarted, dead."""
+        """Change a machine's state: deaf, hears, paused, resumed, restarted or dead."""
         machine = self.machines[number]
         self.calm = False
         machine.ill_at_us = self.now_us
@@ -156,17 +156,17 @@ class World:
             self.restart(machine)
 
     def set_clock(self, number: int, offset_us: Microseconds) -> None:
-        """A clock is set; it may go back."""
+        """Set a clock; it may go back."""
         self.calm = False
         self.machines[number].offset_us = offset_us
 
     def heal(self) -> None:
-        """Everything that is not dead is well again."""
+        """Heal every machine that is not dead."""
         for machine in self.machines.values():
             machine.deaf = machine.paused = False
 
     def write(self, number: int, token: int, ts_us: Microseconds) -> bool:
-        """A client asks a node to take a write. Whether it was asked at all: a paused or dead one is not."""
+        """Let a client send a write to a node; return False if the node is paused or dead."""
         machine = self.machines[number]
         if machine.paused or machine.dead:
             return False
@@ -179,22 +179,22 @@ class World:
         return True
 
     def moments_us(self) -> list[Microseconds]:
-        """Times at which something ends or begins: where a write is worth trying."""
+        """Return times at which something ends or begins, where a write is worth trying."""
         return list(self.started.values())
 
-    # Judgement, from the writes and from what was decided alone.
+    # Judgement, from the writes and the decisions alone.
 
     def wrong_generation(self) -> list[Write]:
-        """Writes whose stream is not of the generation with the greatest timestamp at or before theirs."""
+        """Return writes whose stream is not in the generation with the greatest timestamp at or before theirs."""
         return [write for write in self.writes if write.stream not in self.streams_due(write.ts_us)]
 
     def streams_due(self, ts_us: Microseconds) -> frozenset[bytes]:
-        """The streams of the generation that a write of this timestamp belongs to."""
+        """Return the streams of the generation that a write with this timestamp belongs to."""
         _, number = max((time, number) for number, time in self.started.items() if time <= ts_us)
         return streams_in(self.tables[number].members, number)
 
     def lost_colocation(self) -> list[Write]:
-        """Writes whose stream lies in another vnode, of the ring that routes it, than the write itself."""
+        """Return writes whose stream is in another vnode than the write, in the ring that routed it."""
         return [
             write
             for write in self.writes
@@ -203,7 +203,7 @@ class World:
         ]
 
     def not_refined(self) -> list[Write]:
-        """Writes that use a generation whose ranges do not refine the ring that routes them."""
+        """Return writes that use a generation whose ranges do not refine the ring that routed them."""
         used = {
             stream: generation
             for generation in self.tables.values()
@@ -211,26 +211,26 @@ class World:
         }
         return [write for write in self.writes if not set(write.routed) <= set(used[write.stream].members)]
 
-    # What differs between the two ways.
+    # The differences between the two ways.
 
     def join(self, *, late: bool = False) -> bool:
-        """A node begins to join; False where it has to wait. `late`: what it sends is still on its way."""
+        """Let a node begin to join; return False if it must wait. `late`: its message is still on its way."""
         raise NotImplementedError
 
     def look(self, number: int, *, late: bool = False) -> None:
-        """A node that is well looks around and does what is to be done."""
+        """Let a healthy node look around and do what is due."""
         raise NotImplementedError
 
     def deliver(self, number: int, *, lost: bool = False) -> None:
-        """The oldest message of a node arrives, or is lost."""
+        """Deliver the oldest message of a node, or lose it."""
         raise NotImplementedError
 
     def restart(self, machine: Machine) -> None:
-        """A node loses what it had in memory."""
+        """Clear a node's memory."""
         raise NotImplementedError
 
     def accept(self, number: int, token: int, ts_us: Microseconds) -> tuple[bytes, tuple[int, ...]]:
-        """The stream of a write, and the nodes of the ring that routes it."""
+        """Return the stream of a write, and the nodes of the ring that routes it."""
         raise NotImplementedError
 
 
@@ -259,7 +259,7 @@ class SwitchWorld(World):
                 self.register.values(),
                 str(generation),
                 str(number),
-                [str(each) for each in (*ring, number)],
+                [str(member) for member in (*ring, number)],
                 self.times,
                 now_ms=Milliseconds(clock_ms),
                 newest_ms=self.newest_ms(),
@@ -294,7 +294,7 @@ class SwitchWorld(World):
             self.act(machine, generation, late=late)
 
     def act(self, machine: Machine, generation: str, *, late: bool) -> None:
-        """Acknowledge, then decide, what is to be acknowledged or decided."""
+        """Acknowledge what is to be acknowledged, then decide what is to be decided."""
         clock_us = self.clock_us(machine)
         switch = self.register[generation]
         host = str(machine.number)
@@ -303,12 +303,12 @@ class SwitchWorld(World):
         if host in switch.missing and ms_from_us(clock_us) < switch.deadline_ms:
             promise = self.promise(machine, switch)
             try:
-                answered = rules.acknowledge_switch(
+                acknowledged = rules.acknowledge_switch(
                     switch, host, promise.lease_end_ms, self.times, ms_from_us(clock_us)
                 )
             except StateError:
-                return  # its promise has run out before it could answer with it
-            self.send(machine, answered, late=late)
+                return  # its promise has expired before it could respond
+            self.send(machine, acknowledged, late=late)
             if late:
                 return
             switch = self.register[generation]
@@ -319,18 +319,18 @@ class SwitchWorld(World):
                 self.look(machine.number)
 
     def promise(self, machine: Machine, switch: GenerationSwitch) -> LeasePromise:
-        """The participant keeps the generation as prepared, and its promise on its disk, before it answers."""
+        """Store the prepared generation and the participant's promise on its disk before it responds."""
         description = self.read(int(switch.generation_id))
         promise = self.nodes[machine.number].promise(switch, *description, self.clock_us(machine))
         machine.disk = list(self.nodes[machine.number].promises)
         return promise
 
     def decide(self, switch: GenerationSwitch, now_ms: Milliseconds, by: str) -> GenerationSwitch:
-        """What is due."""
+        """Decide what is due."""
         return rules.decide_switch(switch, self.times, now_ms=now_ms, newest_ms=self.newest_ms(), by=by)
 
     def send(self, machine: Machine, switch: GenerationSwitch, *, late: bool) -> None:
-        """A compare-and-set against the register as it was read, at once or on its way."""
+        """Send a compare-and-set against the register as it was read, at once or delayed."""
         machine.outbox.append((self.version, switch))
         if late:
             machine.ill_at_us = self.now_us
@@ -339,7 +339,7 @@ class SwitchWorld(World):
             self.arrive(*machine.outbox.pop())
 
     def arrive(self, version: int, switch: GenerationSwitch) -> None:
-        """The register takes a row if nothing has changed since it was read."""
+        """Apply a row to the register if it has not changed since it was read."""
         if version == self.version:
             self.version += 1
             self.register[switch.generation_id] = switch
@@ -355,34 +355,34 @@ class SwitchWorld(World):
         self.nodes[machine.number] = SwitchParticipant(str(machine.number), self.times, promises=machine.disk)
 
     def accept(self, number: int, token: int, ts_us: Microseconds) -> tuple[bytes, tuple[int, ...]]:
-        taken = self.nodes[number].accept(ts_us, token, self.clock_us(self.machines[number]))
-        return taken.stream_id, tuple(node.host_id.int for node in taken.ring.nodes)
+        accepted = self.nodes[number].accept(ts_us, token, self.clock_us(self.machines[number]))
+        return accepted.stream_id, tuple(node.host_id.int for node in accepted.ring.nodes)
 
     def moments_us(self) -> list[Microseconds]:
         leases = [us_from_ms(end) for switch in self.register.values() for _, end in switch.leases]
         return [*super().moments_us(), *leases]
 
     def read(self, generation: int) -> tuple[TopologyDescription, Ring]:
-        """A generation's description and ring, from the tables."""
+        """Return a generation's description and ring from the tables."""
         return described(self.tables[generation].members, generation)
 
     def tell(self, number: int, generation: int, time_ms: Milliseconds) -> None:
-        """A node reads a committed generation."""
+        """Let a node read a committed generation."""
         self.nodes[number].know(time_ms, *self.read(generation), self.clock_us(self.machines[number]))
 
     def newest_ms(self) -> Milliseconds:
-        """The timestamp of the newest generation."""
+        """Return the timestamp of the newest generation."""
         return Milliseconds(
             max([ms_from_us(time) for time in self.started.values()] + [s.time_ms or 0 for s in self.register.values()])
         )
 
     def committed_members(self) -> tuple[int, ...]:
-        """The nodes of the ring: those that have begun, and those of committed switches."""
+        """Return the nodes of the ring: the initial ones, and those of committed switches."""
         joined = [int(switch.initiator) for switch in self.register.values() if switch.phase is SwitchPhase.COMMITTED]
         return (*range(1, INITIAL + 1), *sorted(joined))
 
     def note_decisions(self) -> None:
-        """Keep what the register has decided, and see that it never decides again."""
+        """Record the register's decisions, and assert that none changes."""
         for generation, switch in self.register.items():
             if not switch.is_decided:
                 assert generation not in self.decisions, f"{generation}: a decision was taken back"
@@ -396,7 +396,7 @@ class SwitchWorld(World):
 
 
 class GossipWorld(World):
-    """The documents' way: a joining node gossips its tokens and its generation's timestamp, and hopes."""
+    """The way of the documents: a joining node gossips its tokens and its generation's timestamp, and hopes."""
 
     def __init__(self, times: SwitchTimes) -> None:
         super().__init__(times)
@@ -432,7 +432,7 @@ class GossipWorld(World):
                 self.hear(machine, generation)
 
     def hear(self, machine: Machine, generation: int) -> None:
-        """The new tokens count at once, the generation from its timestamp on."""
+        """Use the new tokens at once and the generation from its timestamp on."""
         self.heard[machine.number].add(generation)
         newest = max(self.heard[machine.number])
         self.rings[machine.number] = self.tables[newest].members
@@ -443,7 +443,7 @@ class GossipWorld(World):
         self.look(number, late=lost)
 
     def restart(self, machine: Machine) -> None:
-        # cdc_local and the tokens are on its disk: a restart forgets nothing.
+        # cdc_local and the tokens are on its disk: a restart loses nothing.
         if machine.number in self.memory:
             return
         first = machine.number <= INITIAL
