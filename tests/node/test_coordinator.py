@@ -1,4 +1,4 @@
-"""A coordinator that learns of generations whose rows come late, in part, or never. Real rows; no Spark, no sleeps."""
+"""A coordinator learns of generations whose rows arrive late, partially or never. Real rows; no Spark, no sleeps."""
 
 from __future__ import annotations
 
@@ -56,22 +56,22 @@ class MovingClock(Clock):
         return getattr(self, "now")  # noqa: B009
 
 
-def description(id: GenerationId) -> TopologyDescription:
-    """The description of one of the three generations."""
+def describe(id: GenerationId) -> TopologyDescription:
+    """Return the description of one of the three generations."""
     assert id.uuid is not None
     return generate_description(RingLayout.of(RINGS[id]), id.uuid)
 
 
 def insert(lake: Lake, id: GenerationId, rows: slice = slice(None)) -> None:
-    """Insert V2 rows of a generation, all or some."""
-    made = description(id)
-    entries = [made.entry(row) for row in range(len(made))[rows]]
+    """Insert all or some V2 rows of a generation."""
+    whole = describe(id)
+    entries = [whole.entry(row) for row in range(len(whole))[rows]]
     table = [
         {
             "id": str(id.uuid),
             "range_end": entry.range_end,
             "ignore_msb": entry.ignore_msb,
-            "num_ranges": len(made),
+            "num_ranges": len(whole),
             "streams": [stream.tobytes() for stream in entry.streams],
         }
         for entry in entries
@@ -80,19 +80,19 @@ def insert(lake: Lake, id: GenerationId, rows: slice = slice(None)) -> None:
 
 
 def coordinator(lake: Lake, clock: Clock, *, policy: AcceptancePolicy = "strict") -> Coordinator:
-    """A node of the lake: it reads both formats there, and keeps its ID in its row of `cdc_local`."""
+    """Return a node that reads both formats from the lake and stores its ID in its row of `cdc_local`."""
     reader = partial(generations.read_generation_description, lake)
     return Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us, policy=policy)
 
 
 def verdict(node: Coordinator, at_ms: Milliseconds, token: int = 3) -> str:
-    """OK if the write is taken, in the stream that its generation gives it; else why not."""
+    """Return OK if the write gets its generation's stream, otherwise the reason."""
     try:
         stream = node.get_stream(us_from_ms(at_ms), token)
     except WriteRefused as refused:
         return refused.verdict
     generation = max((id for id in RINGS if id.time_ms <= at_ms), key=lambda id: id.time_ms)
-    assert stream == description(generation).streams_of(token)[0].tobytes()
+    assert stream == describe(generation).streams_of(token)[0].tobytes()
     return "OK"
 
 
@@ -111,8 +111,8 @@ def node(lake: Lake, clock: MovingClock) -> Coordinator:
     return node
 
 
-def test_rows_that_come_late(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
-    """Known and not there: its writes are refused, earlier ones are not; once it is there they are taken at once."""
+def test_late_rows(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """Writes to a known generation without rows are refused and earlier writes accepted, until the rows arrive."""
     assert not node.learn(NEW.gossip_text)
     clock.at(Milliseconds(T2 - 1_000))
     assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", WriteVerdict.NOT_RETRIEVED]
@@ -125,8 +125,8 @@ def test_rows_that_come_late(node: Coordinator, lake: Lake, clock: MovingClock) 
     assert verdict(node, T2) == "OK"
 
 
-def test_rows_that_come_one_by_one(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
-    """As long as one row is missing nothing of the generation is used; the refusal says how many are there."""
+def test_rows_that_arrive_one_by_one(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """A generation with a missing row is not used; the refusal has the number of present rows."""
     node.learn(NEW)
     clock.at(T2)
     for count in range(4):
@@ -139,8 +139,8 @@ def test_rows_that_come_one_by_one(node: Coordinator, lake: Lake, clock: MovingC
     assert verdict(node, T2) == "OK"
 
 
-def test_rows_that_never_come(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
-    """It is tried until a later generation has operated for the leeway; then nobody needs it and it is given up."""
+def test_rows_that_never_arrive(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """Retries end once a later generation has operated for the leeway, because no write needs the missing one."""
     insert(lake, NEWEST)
     node.learn(NEW)
     assert node.learn(NEWEST)
@@ -155,7 +155,7 @@ def test_rows_that_never_come(node: Coordinator, lake: Lake, clock: MovingClock)
 
 
 def test_every_attempt_is_counted_and_its_error_reported(node: Coordinator, clock: MovingClock) -> None:
-    """What a person is shown: which generation is missing, how often it was tried, and why it failed."""
+    """A person sees the missing generation, the number of attempts, and the last error."""
     node.learn(NEW)
     node.retry()
     (pending,) = node.pending()
@@ -165,15 +165,15 @@ def test_every_attempt_is_counted_and_its_error_reported(node: Coordinator, cloc
         node.get_stream(us_from_ms(T2), 3)
 
 
-def test_a_read_that_fails_for_another_reason_is_tried_again(lake: Lake, clock: MovingClock) -> None:
-    """A store that is away is no end: the same coordinator goes on once it is back."""
+def test_a_read_that_fails_for_another_reason_is_retried(lake: Lake, clock: MovingClock) -> None:
+    """If the store is unavailable, the coordinator continues once it is back."""
     answers: list[Exception | None] = [EnvironmentProblem("the store is away"), OSError("reset by peer"), None]
 
     def reader(id: GenerationId) -> TopologyDescription:
         error = answers.pop(0)
         if error is not None:
             raise error
-        return description(id)
+        return describe(id)
 
     node = Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us)
     assert not node.learn(OLD)
@@ -183,12 +183,12 @@ def test_a_read_that_fails_for_another_reason_is_tried_again(lake: Lake, clock: 
 
 
 def test_before_any_generation_operates_the_first_usable_time_is_named(lake: Lake, clock: MovingClock) -> None:
-    """The text that users search for, and from when on writes will work."""
+    """The message has the text that users search for, and the first usable time."""
     insert(lake, NEW)
     node = coordinator(lake, clock)
-    with pytest.raises(WriteRefused, match=r"could not find any CDC stream .* no generation is known yet") as nothing:
+    with pytest.raises(WriteRefused, match=r"could not find any CDC stream .* no generation is known yet") as refused:
         node.get_stream(us_from_ms(T1), 3)
-    assert nothing.value.verdict == WriteVerdict.NO_STREAM
+    assert refused.value.verdict == WriteVerdict.NO_STREAM
     node.learn(NEW)
     with pytest.raises(WriteRefused, match=f"could not find any CDC stream .* write from {format_ms(T2)} on"):
         node.get_stream(us_from_ms(T1), 3)
@@ -196,7 +196,7 @@ def test_before_any_generation_operates_the_first_usable_time_is_named(lake: Lak
 
 
 def test_the_newest_id_is_stored_and_read_after_a_restart(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
-    """What was read is kept, an older one never replaces it; a restarted node starts from it."""
+    """The newest read generation is stored and never replaced by an older one; a restart uses it."""
     assert read_node_generation_id(lake, HOST) == OLD
     insert(lake, NEWEST)
     insert(lake, NEW)
@@ -205,13 +205,13 @@ def test_the_newest_id_is_stored_and_read_after_a_restart(node: Coordinator, lak
     assert read_node_generation_id(lake, HOST) == NEWEST
     assert lake.read(CDC_LOCAL).num_rows == 1
     clock.at(T3)
-    again = coordinator(lake, clock)
-    assert again.start() == NEWEST
-    assert verdict(again, T3) == "OK"
+    restarted = coordinator(lake, clock)
+    assert restarted.start() == NEWEST
+    assert verdict(restarted, T3) == "OK"
 
 
 def test_an_unreadable_id_is_not_stored(node: Coordinator, lake: Lake) -> None:
-    """A node keeps what it can use: otherwise a restart would find an ID without data."""
+    """A node stores only an ID that it could read, so a restart finds no ID without data."""
     node.learn(NEW)
     assert read_node_generation_id(lake, HOST) == OLD
     insert(lake, NEW)
@@ -220,8 +220,8 @@ def test_an_unreadable_id_is_not_stored(node: Coordinator, lake: Lake) -> None:
 
 
 def test_both_formats_are_learnt(lake: Lake, clock: MovingClock) -> None:
-    """`<ms>` is a V1 ID whose data is one cell, `v2;<ms>;<uuid>` has rows; the empty text is no generation."""
-    lake.merge(GENERATION_DESCRIPTIONS, generations.v1_cell_row(T1, description(OLD)), update=True)
+    """`<ms>` is a V1 ID with a cell, `v2;<ms>;<uuid>` has rows, and the empty text is no generation."""
+    lake.merge(GENERATION_DESCRIPTIONS, generations.v1_cell_row(T1, describe(OLD)), update=True)
     node = coordinator(lake, clock)
     assert not node.learn("")
     assert node.learn(str(T1))
@@ -234,10 +234,10 @@ def test_both_formats_are_learnt(lake: Lake, clock: MovingClock) -> None:
         node.learn("v3;1;2")
 
 
-def test_a_node_that_stores_nothing_is_a_warning(
+def test_a_node_without_a_stored_id_causes_a_warning(
     lake: Lake, clock: MovingClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """As after an upgrade from before CDC: a warning, and no error; a row without a time counts as nothing."""
+    """After an upgrade from before CDC, a start warns without an error; a row without a time counts as none."""
     lake.merge(
         CDC_LOCAL,
         cdc_local.cdc_local_rows([cdc_local.NodeLocalRow(str(HOST), cdc_local.GENERATION_KEY, None)]),
@@ -248,11 +248,11 @@ def test_a_node_that_stores_nothing_is_a_warning(
     assert "keeps no generation ID" in caplog.text
 
 
-def test_the_policy_that_is_handed_in_holds(lake: Lake, clock: MovingClock) -> None:
-    """Under `recent-past` a fresh write to the generation before is taken, under `strict` it is not."""
+def test_the_given_policy_applies(lake: Lake, clock: MovingClock) -> None:
+    """`recent-past` accepts a recent write to the previous generation; `strict` does not."""
     insert(lake, OLD)
     insert(lake, NEW)
-    told = {}
+    verdicts = {}
     policies: tuple[AcceptancePolicy, ...] = ("strict", "recent-past")
     for policy in policies:
         node = coordinator(lake, clock, policy=policy)
@@ -260,44 +260,44 @@ def test_the_policy_that_is_handed_in_holds(lake: Lake, clock: MovingClock) -> N
         node.learn(OLD)
         node.learn(NEW)
         clock.at(Milliseconds(T2 + 1_000))
-        told[policy] = verdict(node, Milliseconds(T2 - 1))
-    assert told == {"strict": WriteVerdict.PAST, "recent-past": "OK"}
+        verdicts[policy] = verdict(node, Milliseconds(T2 - 1))
+    assert verdicts == {"strict": WriteVerdict.PAST, "recent-past": "OK"}
 
 
-def test_the_background_tries_when_it_is_due(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
-    """Without a thread: an attempt every interval of the node's clock and none in between, until all is read."""
-    background = RetryLoop(node, clock.now_us, threading.Event(), retry_us=Microseconds(5_000_000))
-    assert background.step() is None
+def test_the_retry_loop_attempts_at_its_interval(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """Without a thread, one attempt per interval of the node's clock, until all is read."""
+    loop = RetryLoop(node, clock.now_us, threading.Event(), retry_us=Microseconds(5_000_000))
+    assert loop.step() is None
     clock.at(T2)
     node.learn(NEW)
-    assert background.step() == (T2 + 5_000) * 1000
-    told = []
+    assert loop.step() == (T2 + 5_000) * 1000
+    progress = []
     for after_ms, rows in ((4_999, slice(0, 0)), (5_000, slice(0, 4)), (9_999, slice(0, 0)), (10_000, slice(4, 5))):
         clock.at(Milliseconds(T2 + after_ms))
         if rows.stop:
             insert(lake, NEW, rows)
-        due = background.step()
-        told.append(
+        due = loop.step()
+        progress.append(
             (node.pending()[0].attempts if node.pending() else 0, None if due is None else ms_from_us(due) - T2)
         )
-    assert told == [(1, 5_000), (2, 10_000), (2, 10_000), (0, None)]
+    assert progress == [(1, 5_000), (2, 10_000), (2, 10_000), (0, None)]
     assert verdict(node, T2) == "OK"
 
 
 @pytest.fixture
 def in_a_thread() -> Iterator[Callable[[RetryLoop], threading.Thread]]:
-    """Starts a background in a thread that is handed in; at the end of the test it is closed and the thread is gone."""
+    """Start a retry loop in a thread; close the loop and join the thread at the end of the test."""
     started: list[tuple[RetryLoop, threading.Thread]] = []
 
-    def start(background: RetryLoop) -> threading.Thread:
-        thread = threading.Thread(target=background.run)
+    def start(loop: RetryLoop) -> threading.Thread:
+        thread = threading.Thread(target=loop.run)
         thread.start()
-        started.append((background, thread))
+        started.append((loop, thread))
         return thread
 
     yield start
-    for background, thread in started:
-        background.close()
+    for loop, thread in started:
+        loop.close()
         thread.join(60)
         assert not thread.is_alive()
 
@@ -305,20 +305,20 @@ def in_a_thread() -> Iterator[Callable[[RetryLoop], threading.Thread]]:
 def test_a_thread_reads_until_it_succeeds(
     node: Coordinator, lake: Lake, clock: MovingClock, in_a_thread: Callable[[RetryLoop], threading.Thread]
 ) -> None:
-    """In a thread that is handed in, woken by what is learnt: nothing there, a part, everything, and then no more."""
+    """In a thread, a learned ID wakes the loop, which reads until all rows exist, and then stops."""
     clock.at(T2)
     parts = iter((slice(0, 4), slice(4, 5)))
     waits: list[float] = []
-    told: list[str] = []
+    verdicts: list[str] = []
 
     class Steps(threading.Event):
-        """A wait in which simulated time passes at once, and a part of the rows arrives; else a real wait."""
+        """A wait that advances simulated time at once and inserts some rows; without a timeout, a real wait."""
 
         def wait(self, timeout: float | None = None) -> bool:
             if not timeout:
                 return super().wait(timeout)
             waits.append(timeout)
-            told.append(verdict(node, T2))
+            verdicts.append(verdict(node, T2))
             part = next(parts, None)
             if part is not None:
                 insert(lake, NEW, part)
@@ -331,21 +331,21 @@ def test_a_thread_reads_until_it_succeeds(
         if not node.pending():
             break
         threading.Event().wait(0.1)
-    assert (waits, told) == ([5.0, 5.0], [WriteVerdict.NOT_RETRIEVED] * 2)
+    assert (waits, verdicts) == ([5.0, 5.0], [WriteVerdict.NOT_RETRIEVED] * 2)
     assert verdict(node, T2) == "OK"
 
 
-def test_a_background_ends_when_it_is_closed(
+def test_a_retry_loop_ends_when_it_is_closed(
     node: Coordinator, clock: MovingClock, in_a_thread: Callable[[RetryLoop], threading.Thread]
 ) -> None:
-    """Closed in the middle of a long wait it ends at once; it starts no thread by itself."""
+    """A loop that is closed during a long wait ends at once; it starts no thread itself."""
     before = threading.active_count()
-    background = RetryLoop(node, clock.now_us, threading.Event(), retry_us=Microseconds(600_000_000))
+    loop = RetryLoop(node, clock.now_us, threading.Event(), retry_us=Microseconds(600_000_000))
     assert threading.active_count() == before
-    thread = in_a_thread(background)
+    thread = in_a_thread(loop)
     node.learn(NEW)
     assert thread.is_alive()
-    background.close()
+    loop.close()
     thread.join(60)
     assert not thread.is_alive()
 
@@ -354,19 +354,19 @@ SWITCH = UndecidedSwitch(str(NEW.uuid), us_from_ms(T1), us_from_ms(Milliseconds(
 """A switch to NEW, whose first lease ends 65 s after T1."""
 
 
-def test_what_needs_a_decision_is_refused_until_it_is_known(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
-    """UNDECIDED from the lease end on and not a microsecond before, whatever else the rule says comes first."""
+def test_writes_are_undecided_from_the_lease_end_on(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """UNDECIDED starts exactly at the lease end, after every other reason of the rule."""
     node.wait_for(SWITCH)
     clock.at(Milliseconds(T1 + 70_000))
-    told = [verdict(node, Milliseconds(at)) for at in (T1 - 1, T1 + 64_999, T1 + 65_000, T1 + 74_999, T1 + 75_000)]
-    assert told == [WriteVerdict.PAST, "OK", WriteVerdict.UNDECIDED, WriteVerdict.UNDECIDED, WriteVerdict.FUTURE]
+    verdicts = [verdict(node, Milliseconds(at)) for at in (T1 - 1, T1 + 64_999, T1 + 65_000, T1 + 74_999, T1 + 75_000)]
+    assert verdicts == [WriteVerdict.PAST, "OK", WriteVerdict.UNDECIDED, WriteVerdict.UNDECIDED, WriteVerdict.FUTURE]
     with pytest.raises(WriteRefused, match="a generation switch is undecided since 2023-11-14T22:13:20"):
         node.get_stream(SWITCH.lease_end_us, 3)
     assert node.get_stream(Microseconds(SWITCH.lease_end_us - 1), 3)
 
 
 def test_an_aborted_switch_blocks_nothing(node: Coordinator, clock: MovingClock) -> None:
-    """The old generation goes on at once; of two switches the other is still waited for."""
+    """The old generation continues at once, while another undecided switch still applies."""
     node.wait_for(SWITCH)
     node.wait_for(UndecidedSwitch("other", us_from_ms(T1), us_from_ms(Milliseconds(T1 + 68_000))))
     clock.at(Milliseconds(T1 + 70_000))
@@ -380,8 +380,8 @@ def test_an_aborted_switch_blocks_nothing(node: Coordinator, clock: MovingClock)
     assert verdict(node, Milliseconds(T1 + 68_000)) == "OK"
 
 
-def test_a_switch_that_is_committed_moves_on_without_a_gap(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
-    """Its ID is the decision: from its timestamp on the new one, refused until it is read; the old one before."""
+def test_a_committed_switch_leaves_no_gap(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """From its timestamp on, the new generation applies and is refused until read; before it, the old one."""
     node.wait_for(SWITCH)
     clock.at(T2)
     assert verdict(node, Milliseconds(T2 - 1)) == WriteVerdict.UNDECIDED
@@ -393,8 +393,8 @@ def test_a_switch_that_is_committed_moves_on_without_a_gap(node: Coordinator, la
     assert [verdict(node, Milliseconds(at)) for at in (T2 - 1, T2)] == ["OK", "OK"]
 
 
-def test_a_promise_survives_a_restart_and_is_not_moved(lake: Lake, clock: MovingClock) -> None:
-    """Handed in again it holds again; promised again with a later lease, the first one counts."""
+def test_a_promise_survives_a_restart_unchanged(lake: Lake, clock: MovingClock) -> None:
+    """A promise given to a restarted node applies; a second promise with a later lease does not replace it."""
     insert(lake, OLD)
     reader = partial(generations.read_generation_description, lake)
     node = Coordinator(HOST, reader, LocalDisk(lake, HOST), clock.now_us, undecided=[SWITCH])
@@ -406,7 +406,7 @@ def test_a_promise_survives_a_restart_and_is_not_moved(lake: Lake, clock: Moving
 
 @pytest.mark.parametrize("policy", ["strict", "recent-past"])
 def test_a_coordinator_decides_by_the_one_rule(lake: Lake, clock: MovingClock, policy: AcceptancePolicy) -> None:
-    """With and without a switch that is undecided, at every edge, it says what the rule says of the same facts."""
+    """At every edge, with and without an undecided switch, the decision equals that of the rule."""
     for id in (OLD, NEW):
         insert(lake, id)
     node = coordinator(lake, clock, policy=policy)
@@ -431,14 +431,14 @@ def test_a_coordinator_decides_by_the_one_rule(lake: Lake, clock: MovingClock, p
                 assert node.decide(at_us) == expected
 
 
-def test_writers_and_the_background_share_a_coordinator(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
-    """Four threads write while generations are learnt and read: every write gets its own generation's stream."""
+def test_writers_and_a_reader_share_a_coordinator(node: Coordinator, lake: Lake, clock: MovingClock) -> None:
+    """Four threads write while a generation is learned and read; every write gets its own generation's stream."""
     clock.at(T2)
     wrong: list[str] = []
-    go = threading.Event()
+    start = threading.Event()
 
     def write() -> None:
-        go.wait(60)
+        start.wait(60)
         try:
             wrong.extend({verdict(node, T2) for _ in range(300)} - {"OK", WriteVerdict.NOT_RETRIEVED})
         except AssertionError as error:
@@ -448,7 +448,7 @@ def test_writers_and_the_background_share_a_coordinator(node: Coordinator, lake:
     for thread in threads:
         thread.start()
     node.learn(NEW)
-    go.set()
+    start.set()
     insert(lake, NEW)
     node.retry()
     for thread in threads:
@@ -457,8 +457,8 @@ def test_writers_and_the_background_share_a_coordinator(node: Coordinator, lake:
     assert verdict(node, T2) == "OK"
 
 
-def test_time_is_in_whole_milliseconds(lake: Lake, clock: MovingClock) -> None:
-    """A kept ID comes back to the millisecond."""
+def test_ids_have_whole_milliseconds(lake: Lake, clock: MovingClock) -> None:
+    """A stored ID is read with its exact millisecond."""
     id = GenerationId(Milliseconds(T1 + 123), UUID(int=5))
     assert cdc_local.store_node_generation_id(lake, HOST, id)
     assert read_node_generation_id(lake, HOST) == id
