@@ -1,6 +1,6 @@
-"""A node joins a cluster that does not understand V2 yet: first format, limited, published for readers; then V2. Spark.
+"""Joins to a cluster that does not support V2 yet: V1, limited and published for readers; then V2. On Spark.
 
-One life of a cluster, told in the order in which it happens, on one session.
+One test follows the life of a cluster in chronological order, in one session.
 """
 
 from __future__ import annotations
@@ -47,37 +47,37 @@ Request = Callable[..., JoinRequest]
 
 @pytest.fixture
 def request_of(bootstrap_text: Callable[..., str]) -> Request:
-    """The request of a node, upgraded or not."""
+    """Creates the request of a node, upgraded or not."""
     from cdc_platform.importing import parse_join_request
 
-    def make(number: int, *, upgraded: bool, **shape: int) -> JoinRequest:
+    def make_request(number: int, *, upgraded: bool, **shape: int) -> JoinRequest:
         fields = json.loads(bootstrap_text(number, **shape)) | ({} if upgraded else OLD)
         return parse_join_request(json.dumps(fields))
 
-    return make
+    return make_request
 
 
 @pytest.fixture
 def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The limit of a V1 cell at 100 streams, so that small clusters run into it."""
+    """Limit a V1 cell to 100 streams, so that small clusters reach the limit."""
     monkeypatch.setattr(rules, "V1_STREAM_LIMIT", 100)
 
 
-def queued(lake: Lake, request: JoinRequest) -> str:
-    """The generation of a node that was put into the inbox."""
+def queue(lake: Lake, request: JoinRequest) -> str:
+    """Queue a node and return its generation."""
     return inbox.queue_join(lake, NOON, request).generation_id
 
 
 def test_the_life_of_a_cluster_through_its_upgrade(
     workers: TaskRunner, lake: Lake, request_of: Request, small_limit: None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """V1 while one node does not understand V2; after the upgrade V2; every generation is published and explained."""
+    """V1 until the upgrade, V2 afterwards; every generation is published and explained."""
     caplog.set_level(logging.WARNING, logger="cdc_platform")
-    first = steps.run_join(workers, lake, NOON, Settings(), queued(lake, request_of(1, upgraded=False, shard_count=4)))
-    # An upgraded node joins a cluster with one that is not: one is enough.
-    second_id = queued(lake, request_of(2, upgraded=True, shard_count=7, ignore_msb=3))
+    first = steps.run_join(workers, lake, NOON, Settings(), queue(lake, request_of(1, upgraded=False, shard_count=4)))
+    # An upgraded node joins a cluster with one that is not upgraded, which suffices for V1.
+    second_id = queue(lake, request_of(2, upgraded=True, shard_count=7, ignore_msb=3))
 
-    # Its timestamp comes before the insert, in the ledger, and the process dies there.
+    # The ledger gets its timestamp before the insert, and the process dies there.
     described = bootstrap.describe_v1_generation(workers, lake, second_id)
     assert described.warning is not None
     assert str(uuid.UUID(int=1)) in described.warning
@@ -92,7 +92,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     second = steps.run_join(workers, lake, later, Settings(), second_id)
     assert second.time_ms == chosen == NOON_MS + 65_001
 
-    # The limit: 16 * 4 + 16 * 7 = 176 streams are more than 100, and 100 // 32 = 3 are left a range.
+    # The limit: 16 * 4 + 16 * 7 = 176 streams are more than 100, which leaves 100 // 32 = 3 per range.
     assert (first.num_streams, second.num_ranges, second.num_streams) == (64, 32, 96)
     ledger = {row["generation_id"]: row for row in lake.read(GENERATIONS).to_pylist()}
     assert {row["format"] for row in ledger.values()} == {"v1"}
@@ -105,7 +105,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
         assert tokens == entry.stream_tokens
     assert description.ignore_msbs.tolist() == [sharding[end][1] for end in sorted(sharding)]
 
-    # The joining node keeps an ID without a UUID; nothing is in the V2 table; readers get all of it in the new tables.
+    # The joining node stores an ID without a UUID; the V2 table is empty; readers find all streams in the new tables.
     local = {row["host_id"]: row for row in lake.read(CDC_LOCAL, filters=[("key", "=", "cdc_local")]).to_pylist()}
     assert local[str(uuid.UUID(int=2))]["uuid"] is None
     assert lake.read(GENERATION_DESCRIPTIONS_V2).num_rows == 0
@@ -117,7 +117,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
         (second_id, "v1"),
     ]
 
-    # A write finds its stream in the V1 description, by the position of its shard among the streams that are left.
+    # A write finds its stream in the V1 description, by the position of its shard among the remaining streams.
     at_us = us_from_ms(second.time_ms)
     token = sorted(sharding)[5] - 1
     answer = StreamSources(lake).generations.explain(token, at_us, at_us)
@@ -126,19 +126,21 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     shard = oracle.shard_of(token, 3, sharding[sorted(sharding)[5]][1])
     assert (answer.place.shard, answer.place.stream_id) == (shard, description.entry(5).streams[shard].tobytes())
 
-    # The upgrade is finished: the next node's generation is V2, without a limit; both formats are known.
+    # The upgrade is complete: the next node's generation is V2, without a limit; both formats are known.
     upgraded = [replace(node, features=("CDC_GENERATIONS_V2",)) for node in read_current_ring(lake).nodes]
     write_nodes(lake, upgraded)
-    third = steps.run_join(workers, lake, later, Settings(), queued(lake, request_of(3, upgraded=True, shard_count=5)))
+    third = steps.run_join(workers, lake, later, Settings(), queue(lake, request_of(3, upgraded=True, shard_count=5)))
     assert third.num_streams == 16 * (4 + 7 + 5)
     known = Timeline.read(lake).known
-    assert [each.format for each in known] == ["v1", "v1", "v2"]
-    assert all(each.published for each in known)
-    for each in known:
-        assert each.generation_id is not None
-        assert len(generations.read_generation_description(lake, each.generation_id)) == 16 * (known.index(each) + 1)
+    assert [known_generation.format for known_generation in known] == ["v1", "v1", "v2"]
+    assert all(known_generation.published for known_generation in known)
+    for known_generation in known:
+        assert known_generation.generation_id is not None
+        assert len(generations.read_generation_description(lake, known_generation.generation_id)) == 16 * (
+            known.index(known_generation) + 1
+        )
 
-    # Made again after the ring has moved on, everything is as it was.
+    # A repetition after the ring has changed changes nothing.
     before = {table.full_name: lake.version(table) for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2)}
     streams = sorted_streams(lake, second_id)
     assert steps.run_join(workers, lake, later, Settings(), second_id) == second
@@ -148,7 +150,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
     }
     assert all(line.passed for line in judge_findings(audit_lake(workers, lake))), audit_lake(workers, lake)
 
-    # The audits see damage of the cell and of the rows that were made from it.
+    # The audits detect damage of the cell and of the rows derived from it.
     for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2):
         swapped = _with_first_two_streams_swapped(description)
         rows = generations.v1_cell_row if table is GENERATION_DESCRIPTIONS else generations.published_streams_rows
@@ -162,8 +164,8 @@ def test_the_life_of_a_cluster_through_its_upgrade(
         lake.merge(table, rows(second.time_ms, description), update=True)
     assert audit_published_v1(lake, second_id, PUBLISHED_INVARIANTS)[0].violations == 0
 
-    # Each step refuses to run before what it relies on.
-    fourth = queued(lake, request_of(4, upgraded=False))
+    # Each step refuses to run before its prerequisites.
+    fourth = queue(lake, request_of(4, upgraded=False))
     with pytest.raises(StateError, match="materialise topology_descriptions first"):
         bootstrap.insert_v1_description(lake, later, Settings(), fourth)
     bootstrap.describe_v1_generation(workers, lake, fourth)
@@ -176,7 +178,7 @@ def test_the_life_of_a_cluster_through_its_upgrade(
 
 
 def sorted_streams(lake: Lake, generation_id: str) -> list[dict[str, object]]:
-    """The rows of a topology description, ascending."""
+    """Return the rows of a topology description, sorted by range end."""
     where = [("generation_id", "=", generation_id)]
     return lake.read(TOPOLOGY_DESCRIPTIONS, filters=where).sort_by("range_end").to_pylist()
 
@@ -190,11 +192,11 @@ def _with_first_two_streams_swapped(description: rules.TopologyDescription) -> r
     )
 
 
-def test_check_judges_a_cluster_that_is_all_v1(workers: TaskRunner, tmp_path: Path) -> None:
-    """After a rewrite every invariant has something to look at and holds; one stream changed, and `check` says no."""
+def test_check_covers_a_cluster_with_v1_only(workers: TaskRunner, tmp_path: Path) -> None:
+    """After a rewrite every invariant has rows to check and holds; after a change of one stream `check` fails."""
     home = tmp_path / "home"
     lake = Lake(open_home_location(home).lake)
-    made = old_cluster(lake, times(2))
+    descriptions = old_cluster(lake, times(2))
     now = format_ms(Milliseconds(START_MS + 2 * HOUR_MS))
     assert run("--home", home, "--clock", now, "rewrite").exit_code == 0
     good = run("--home", home, "--clock", now, "check", "--json")
@@ -204,7 +206,9 @@ def test_check_judges_a_cluster_that_is_all_v1(workers: TaskRunner, tmp_path: Pa
     assert lines["live_generations_rewritten"]["checked"] == 2
     one = run("--home", home, "check", format_ms(Milliseconds(times(2)[0])), "--json")
     assert {line["invariant"]: line["checked"] for line in one.rows}["published_equals_description"] == 12
-    publish.write_published_streams(lake, Milliseconds(times(2)[0]), _with_first_two_streams_swapped(made[times(2)[0]]))
+    publish.write_published_streams(
+        lake, Milliseconds(times(2)[0]), _with_first_two_streams_swapped(descriptions[times(2)[0]])
+    )
     bad = run("--home", home, "--clock", now, "check", "--json")
     assert bad.exit_code == 1
     assert {line["invariant"] for line in bad.rows if line["violations"]} >= {"published_equals_description"}

@@ -1,4 +1,4 @@
-"""Nodes that have not learned of the generation that operates, by their `cdc_local`: found, and unknown ones named."""
+"""Nodes whose `cdc_local` lacks the operating generation are found, and nodes of unknown state are named."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ RING_DELAY_MS = 30_000
 LATER_MS = THIRD_MS + 2 * HOUR_MS
 
 
-def home_with(folder: Path, named: dict[int, Milliseconds | None]) -> Path:
-    """Three generations, and nodes that name these of them in `cdc_local`; None: there is no row of the node."""
+def create_home(folder: Path, known_ms: dict[int, Milliseconds | None]) -> Path:
+    """Return a home with three generations, and nodes with these in `cdc_local`; None for a node without a row."""
     home = home_of(folder, "three")
     lake = Lake(home / "lake")
-    ring_of(lake, named)
+    ring_of(lake, known_ms)
     rows = [
         {"host_id": host(number), "key": "cdc_local", "streams_timestamp": datetime_from_ms(ms), "uuid": uuid_of(ms)}
-        for number, ms in named.items()
+        for number, ms in known_ms.items()
         if ms is not None
     ]
     lake.merge(CDC_LOCAL, pa.Table.from_pylist(rows, schema=CDC_LOCAL.schema), update=True)
@@ -34,15 +34,15 @@ def home_with(folder: Path, named: dict[int, Milliseconds | None]) -> Path:
 
 
 def status(home: Path, at_ms: int) -> Answer:
-    """`status` at a time (ms)."""
+    """Return the answer of `status` at a time (ms)."""
     return run("--home", home, "--clock", format_ms(Milliseconds(at_ms)), "status", "--json")
 
 
-def finding(home: Path, at_ms: int) -> dict[str, object] | None:
-    """The invariant in `check` at a time (ms)."""
+def find_result(home: Path, at_ms: int) -> dict[str, object] | None:
+    """Return the result of the invariant in `check` at a time (ms), or None."""
     answer = run("--home", home, "--clock", format_ms(Milliseconds(at_ms)), "check", "--json")
-    found = [each for each in answer.rows if each["invariant"] == "nodes_know_generation"]
-    return found[0] if found else None
+    results = [row for row in answer.rows if row["invariant"] == "nodes_know_generation"]
+    return results[0] if results else None
 
 
 @pytest.mark.parametrize(
@@ -60,18 +60,18 @@ def finding(home: Path, at_ms: int) -> dict[str, object] | None:
 def test_nodes_that_are_behind_are_found(
     tmp_path: Path, named: dict[int, Milliseconds | None], behind: list[int], unknown: list[int], passed: bool | None
 ) -> None:
-    """Two hours after the newest generation has started: wrong in `status`, and no pass in `check`."""
-    home = home_with(tmp_path, named)
+    """Two hours after the newest generation's start, `status` reports an error and `check` fails."""
+    home = create_home(tmp_path, named)
     answer = status(home, LATER_MS)
-    told = answer.json["generations"]["nodes"]
-    assert told["informed"] == len(named) - len(behind) - len(unknown)
-    assert [each["host_id"] for each in told["behind"]] == [host(number) for number in behind]
-    assert [each["host_id"] for each in told["unknown"]] == [host(number) for number in unknown]
-    wrong = {each["code"] for each in answer.json["alerts"] if each["level"] == "error"}
+    nodes_status = answer.json["generations"]["nodes"]
+    assert nodes_status["informed"] == len(named) - len(behind) - len(unknown)
+    assert [entry["host_id"] for entry in nodes_status["behind"]] == [host(number) for number in behind]
+    assert [entry["host_id"] for entry in nodes_status["unknown"]] == [host(number) for number in unknown]
+    wrong = {entry["code"] for entry in answer.json["alerts"] if entry["level"] == "error"}
     assert ("nodes-behind" in wrong) == bool(behind)
-    line = finding(home, LATER_MS)
+    line = find_result(home, LATER_MS)
     if passed is None:
-        assert line is None  # there is nothing to judge
+        assert line is None  # nothing to check
         return
     assert line is not None
     assert (line["passed"], line["violations"]) == (passed, len(behind))
@@ -81,25 +81,25 @@ def test_nodes_that_are_behind_are_found(
         assert f"{len(unknown)} of 3 nodes are unknown" in str(line["sample"])
 
 
-def test_a_generation_that_has_just_started_may_be_unknown_to_nodes(tmp_path: Path) -> None:
-    """For as long as gossip is given to reach every node."""
-    home = home_with(tmp_path, {1: SECOND_MS})
+def test_a_newly_started_generation_may_be_unknown_to_nodes(tmp_path: Path) -> None:
+    """A node counts as behind only after the time in which gossip reaches every node."""
+    home = create_home(tmp_path, {1: SECOND_MS})
     for at_ms, count in ((THIRD_MS - 1, 0), (THIRD_MS + RING_DELAY_MS - 1, 0), (THIRD_MS + RING_DELAY_MS, 1)):
         assert len(status(home, at_ms).json["generations"]["nodes"]["behind"]) == count, at_ms
 
 
-def test_a_node_that_could_not_be_asked_is_unknown_and_not_behind(tmp_path: Path) -> None:
-    """What its row says is of an earlier look; asked again it is behind, or not."""
-    home = home_with(tmp_path, {1: THIRD_MS, 2: SECOND_MS})
+def test_an_unreachable_node_is_unknown_and_not_behind(tmp_path: Path) -> None:
+    """Its stored row is from an earlier look; once the node is read again, it is behind or not."""
+    home = create_home(tmp_path, {1: THIRD_MS, 2: SECOND_MS})
     lake, clock = Lake(home / "lake"), Clock(us_from_ms(Milliseconds(LATER_MS)))
-    who = f"node {host(2)}"
+    subject = f"node {host(2)}"
     cluster_changes.record_cluster_changes(
-        lake, clock, lambda _: [ClusterChange(who, CDC_LOCAL_ASPECT, "it was not up", "its cdc_local is not known")]
+        lake, clock, lambda _: [ClusterChange(subject, CDC_LOCAL_ASPECT, "it was not up", "its cdc_local is not known")]
     )
-    told = status(home, LATER_MS).json["generations"]["nodes"]
-    assert (told["behind"], told["unknown"]) == ([], [{"host_id": host(2), "reason": "it was not up"}])
+    nodes_status = status(home, LATER_MS).json["generations"]["nodes"]
+    assert (nodes_status["behind"], nodes_status["unknown"]) == ([], [{"host_id": host(2), "reason": "it was not up"}])
     cluster_changes.record_cluster_changes(
-        lake, clock, lambda _: [ClusterChange(who, CDC_LOCAL_ASPECT, None, "its cdc_local is read again")]
+        lake, clock, lambda _: [ClusterChange(subject, CDC_LOCAL_ASPECT, None, "its cdc_local is read again")]
     )
-    told = status(home, LATER_MS).json["generations"]["nodes"]
-    assert (len(told["behind"]), told["unknown"]) == (1, [])
+    nodes_status = status(home, LATER_MS).json["generations"]["nodes"]
+    assert (len(nodes_status["behind"]), nodes_status["unknown"]) == (1, [])

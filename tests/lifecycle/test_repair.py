@@ -1,4 +1,4 @@
-"""checkAndRepairCdcStreams on a lake: each condition, who may ask, and that calls at once are one repair. No Spark."""
+"""checkAndRepairCdcStreams on a lake: each condition, the permitted states, and concurrent calls. No Spark."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ HOSTS = [
 
 
 def describe(lake: Lake, nodes: list[Node] = HOSTS, generation: UUID = GENERATION, time_ms: Milliseconds = T1) -> None:
-    """Put a generation for these nodes into the ledger and the V2 table."""
-    made = generate_description(RingLayout.of(Ring.of(nodes)), generation)
+    """Write a generation for these nodes to the ledger and the V2 table."""
+    description = generate_description(RingLayout.of(Ring.of(nodes)), generation)
     rows = [
         {
             "id": str(generation),
-            "range_end": made.entry(row).range_end,
-            "ignore_msb": made.entry(row).ignore_msb,
-            "num_ranges": len(made),
-            "streams": [stream.tobytes() for stream in made.entry(row).streams],
+            "range_end": description.entry(row).range_end,
+            "ignore_msb": description.entry(row).ignore_msb,
+            "num_ranges": len(description),
+            "streams": [stream.tobytes() for stream in description.entry(row).streams],
         }
-        for row in range(len(made))
+        for row in range(len(description))
     ]
     lake.merge(GENERATION_DESCRIPTIONS_V2, pa.Table.from_pylist(rows), update=True)
-    when = datetime_from_ms(time_ms)
+    published_at = datetime_from_ms(time_ms)
     ledger = {
         "generation_id": str(generation),
-        "time": when,
-        "num_ranges": len(made),
-        "num_streams": len(made.streams),
-        "created_at": when,
-        "published_at": when,
+        "time": published_at,
+        "num_ranges": len(description),
+        "num_streams": len(description.streams),
+        "created_at": published_at,
+        "published_at": published_at,
     }
     lake.merge(GENERATIONS, pa.Table.from_pylist([ledger]), update=True)
 
@@ -76,31 +76,32 @@ def repaired(lake: Lake) -> Lake:
 
 
 def conditions(lake: Lake, *, strict: bool = False, streams: bool = True) -> list[str]:
-    """The conditions for which a repair is needed."""
+    """Return the conditions that require a repair."""
     return [
-        each.condition.value for each in repair.check_newest_generation(lake, strict=strict, streams=streams).reasons
+        damage.condition.value
+        for damage in repair.check_newest_generation(lake, strict=strict, streams=streams).reasons
     ]
 
 
 def test_a_generation_that_fits_needs_no_repair(repaired: Lake) -> None:
-    """Nothing is found, and nothing is queued."""
-    found = repair.check_newest_generation(repaired, strict=True)
-    assert (found.needed, found.reasons, found.warnings) == (False, (), ())
-    assert found.latest == GenerationId(T1, GENERATION)
-    assert repair.queue_needed_repair(repaired, NOON, found) is None
+    """A sound generation has no damage, and no repair is queued."""
+    result = repair.check_newest_generation(repaired, strict=True)
+    assert (result.needed, result.reasons, result.warnings) == (False, (), ())
+    assert result.latest == GenerationId(T1, GENERATION)
+    assert repair.queue_needed_repair(repaired, NOON, result) is None
     assert not repaired.exists(BOOTSTRAP_EVENTS)
 
 
-def test_without_any_generation_one_is_due(lake: Lake) -> None:
-    """Condition a: a ring without streams, as after an upgrade from before CDC."""
+def test_a_ring_without_a_generation_needs_a_repair(lake: Lake) -> None:
+    """Condition a: a ring without streams, as after an upgrade from a version without CDC."""
     write_nodes(lake, HOSTS)
     assert conditions(lake) == ["no-generation"]
 
 
-def test_an_old_format_is_replaced_once_every_node_reads_the_new_one(lake: Lake) -> None:
-    """Condition b: the latest ID has no UUID; as long as one node lacks the feature that is right so."""
-    made = generate_description(RingLayout.of(Ring.of(HOSTS)), GENERATION)
-    lake.merge(GENERATION_DESCRIPTIONS, generations.v1_cell_row(T1, made), update=True)
+def test_v1_is_replaced_once_every_node_supports_v2(lake: Lake) -> None:
+    """Condition b: the latest ID has no UUID, which is right while one node lacks the feature."""
+    description = generate_description(RingLayout.of(Ring.of(HOSTS)), GENERATION)
+    lake.merge(GENERATION_DESCRIPTIONS, generations.v1_cell_row(T1, description), update=True)
     row = {"host_id": str(UUID(int=1)), "key": "cdc_local", "streams_timestamp": datetime_from_ms(T1), "uuid": None}
     lake.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
     lake.merge(NODES, node_rows([HOSTS[0], replace(HOSTS[1], features=())]), update=True)
@@ -111,27 +112,27 @@ def test_an_old_format_is_replaced_once_every_node_reads_the_new_one(lake: Lake)
 
 
 def test_partial_data_is_damage(repaired: Lake) -> None:
-    """Condition c: a row is missing, num_ranges says so."""
+    """Condition c: a row is missing, by num_ranges."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
-    found = repair.check_newest_generation(repaired)
-    assert [each.condition.value for each in found.reasons] == ["unreadable"]
-    assert "num_ranges claims 5 rows, 4 are there" in found.reasons[0].detail
+    result = repair.check_newest_generation(repaired)
+    assert [damage.condition.value for damage in result.reasons] == ["unreadable"]
+    assert "num_ranges claims 5 rows, 4 are there" in result.reasons[0].detail
 
 
-def test_a_stream_that_is_no_stream_id_is_damage(repaired: Lake) -> None:
-    """Condition c again: all rows are there, and one of them holds 15 bytes."""
+def test_an_invalid_stream_id_is_damage(repaired: Lake) -> None:
+    """Condition c: all rows exist, and one stream has 15 bytes."""
     where = [("id", "=", str(GENERATION)), ("range_end", "=", 5)]
     row = repaired.read(GENERATION_DESCRIPTIONS_V2, filters=where).to_pylist()[0]
     row["streams"][0] = row["streams"][0][:15]
     rows = pa.Table.from_pylist([row], schema=GENERATION_DESCRIPTIONS_V2.schema)
     repaired.merge(GENERATION_DESCRIPTIONS_V2, rows, update=True)
-    found = repair.check_newest_generation(repaired)
-    assert [each.condition.value for each in found.reasons] == ["unreadable"]
-    assert "is damaged" in found.reasons[0].detail
+    result = repair.check_newest_generation(repaired)
+    assert [damage.condition.value for damage in result.reasons] == ["unreadable"]
+    assert "is damaged" in result.reasons[0].detail
 
 
 def test_a_ring_is_imported_while_a_repair_waits(repaired: Lake, tmp_path: Path) -> None:
-    """The node that asked may be gone by then, its tokens at another: the repair is for that ring."""
+    """The repair is for the new ring, even if its requesting node is gone and its tokens have another owner."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
     assert repair.queue_needed_repair(repaired, NOON, repair.check_newest_generation(repaired)) is not None
     fields = ("address", "datacenter", "rack", "shard_count", "ignore_msb")
@@ -143,7 +144,7 @@ def test_a_ring_is_imported_while_a_repair_waits(repaired: Lake, tmp_path: Path)
     assert len(inbox.read_pending_events(repaired)) == 1
 
 
-def test_data_that_is_gone_is_damage(repaired: Lake) -> None:
+def test_missing_data_is_damage(repaired: Lake) -> None:
     """Condition d: the ID is known and has no rows at all."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", str(GENERATION))])
     assert conditions(repaired) == ["missing-data"]
@@ -151,44 +152,47 @@ def test_data_that_is_gone_is_damage(repaired: Lake) -> None:
 
 @pytest.mark.parametrize("streams", [True, False])
 def test_another_number_of_tokens(repaired: Lake, streams: bool) -> None:
-    """Conditions e and f: a node has left, or is there unannounced; no stream need be read to see it."""
+    """Conditions e and f: a node left, or joined unannounced; reading streams is not necessary."""
     repaired.delete(NODES, [("host_id", "=", str(UUID(int=2)))])
     assert conditions(repaired, streams=streams) == ["range-count"]
-    assert [each.condition.value for each in repair.check_newest_generation(repaired, streams=streams).warnings] == [
-        "excess-ranges"
-    ]
+    assert [
+        damage.condition.value for damage in repair.check_newest_generation(repaired, streams=streams).warnings
+    ] == ["excess-ranges"]
     other = replace(HOSTS[1], host_id=UUID(int=3), tokens=(0, 78))
     write_nodes(repaired, [other])
     assert conditions(repaired, streams=streams) == ["uncovered-tokens"]
 
 
 def test_other_sharding_is_a_warning_unless_the_check_is_strict(repaired: Lake) -> None:
-    """A node with other shards: ScyllaDB leaves it, a strict check repairs it."""
+    """ScyllaDB ignores a node with other shards; a strict check repairs it."""
     write_nodes(repaired, [replace(HOSTS[1], shard_count=5, ignore_msb=1)])
-    found = repair.check_newest_generation(repaired)
-    assert (found.needed, {each.condition.value for each in found.warnings}) == (False, {"shard-count", "ignore-msb"})
-    assert repair.queue_needed_repair(repaired, NOON, found) is None
+    result = repair.check_newest_generation(repaired)
+    assert (result.needed, {damage.condition.value for damage in result.warnings}) == (
+        False,
+        {"shard-count", "ignore-msb"},
+    )
+    assert repair.queue_needed_repair(repaired, NOON, result) is None
     assert set(conditions(repaired, strict=True)) == {"shard-count", "ignore-msb"}
 
 
-def test_data_that_cannot_be_read_now_is_no_reason(repaired: Lake) -> None:
-    """A time-out or a folder that is not to be read: an error that says so, and no new generation."""
+def test_temporarily_unreadable_data_needs_no_repair(repaired: Lake) -> None:
+    """A timeout or a denied permission raises an error without a new generation."""
 
     def unreachable(lake: Lake, id: GenerationId) -> TopologyDescription:
         raise Unavailable("reading: Permission denied (os error 13)")
 
-    def told_of(lake: Lake, id: GenerationId) -> TopologyDescription:
+    def misconfigured(lake: Lake, id: GenerationId) -> TopologyDescription:
         raise StateError("reading: a connection is told of, and it is none of a file system")
 
     with pytest.raises(Unavailable, match="no new generation is created"):
         repair.check_newest_generation(repaired, reader=unreachable)
-    assert [found.condition for found in repair.check_newest_generation(repaired, reader=told_of).reasons] == [
+    assert [damage.condition for damage in repair.check_newest_generation(repaired, reader=misconfigured).reasons] == [
         DamageKind.UNREADABLE
     ]
 
 
 def test_the_newest_stored_id_is_the_latest(repaired: Lake) -> None:
-    """A node that learnt of a later generation tells, though the ledger does not have it."""
+    """A node that learned of a later generation decides, although the ledger lacks it."""
     row = {
         "host_id": str(UUID(int=2)),
         "key": "cdc_local",
@@ -196,69 +200,67 @@ def test_the_newest_stored_id_is_the_latest(repaired: Lake) -> None:
         "uuid": str(UUID(int=0xB)),
     }
     repaired.merge(CDC_LOCAL, pa.Table.from_pylist([row], schema=CDC_LOCAL.schema), update=True)
-    found = repair.check_newest_generation(repaired)
-    assert found.latest == GenerationId(Milliseconds(T1 + 1), UUID(int=0xB))
+    result = repair.check_newest_generation(repaired)
+    assert result.latest == GenerationId(Milliseconds(T1 + 1), UUID(int=0xB))
     assert conditions(repaired) == ["missing-data"]
 
 
-def test_every_node_has_to_be_at_rest(repaired: Lake, joining: Callable[..., JoinRequest]) -> None:
-    """A node in another state than NORMAL or LEFT is in the way, a joining one too; one that has left is not."""
-    gone = replace(HOSTS[1], status="LEFT")
-    write_nodes(repaired, [gone])
-    found = repair.check_newest_generation(repaired)
-    assert (found.needed, found.blocked_by) == (True, ())
+def test_every_node_must_be_normal_or_left(repaired: Lake, joining: Callable[..., JoinRequest]) -> None:
+    """A node in another state, also a joining one, blocks the repair; a node that left does not."""
+    left_node = replace(HOSTS[1], status="LEFT")
+    write_nodes(repaired, [left_node])
+    result = repair.check_newest_generation(repaired)
+    assert (result.needed, result.blocked_by) == (True, ())
     leaving = replace(HOSTS[1], status="LEAVING")
     write_nodes(repaired, [leaving])
     with pytest.raises(StateError, match=r"NORMAL or LEFT .* is in state LEAVING"):
         repair.queue_needed_repair(repaired, NOON, repair.check_newest_generation(repaired))
-    write_nodes(repaired, [gone])
+    write_nodes(repaired, [left_node])
     inbox.queue_join(repaired, NOON, joining(7))
     with pytest.raises(StateError, match=r"0007 is in state JOINING; finish its join"):
         repair.queue_needed_repair(repaired, NOON, repair.check_newest_generation(repaired))
 
 
-def test_asking_again_is_the_same_repair(repaired: Lake) -> None:
-    """The same damage in the same ring is one event, whichever node asks; withdrawn, it may be asked for again."""
+def test_a_second_request_is_the_first_repair(repaired: Lake) -> None:
+    """Equal damage in an unchanged ring is one event, whichever node asks; after a withdrawal a new one is possible."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
-    found = repair.check_newest_generation(repaired)
-    first = repair.queue_needed_repair(repaired, NOON, found)
+    result = repair.check_newest_generation(repaired)
+    first = repair.queue_needed_repair(repaired, NOON, result)
     assert first is not None
     assert (first.kind, first.node.host_id) == (inbox.REPAIR_EVENT, UUID(int=1))
-    assert repair.queue_needed_repair(repaired, Clock(), found, UUID(int=2)) == first
+    assert repair.queue_needed_repair(repaired, Clock(), result, UUID(int=2)) == first
     assert [event.generation_id for event in inbox.read_pending_events(repaired)] == [first.generation_id]
     inbox.withdraw_event(repaired, NOON, first.event_id)
-    again = repair.queue_needed_repair(repaired, NOON, found)
-    assert again is not None
-    assert again.generation_id != first.generation_id
+    second = repair.queue_needed_repair(repaired, NOON, result)
+    assert second is not None
+    assert second.generation_id != first.generation_id
     with pytest.raises(NotFound, match="is no node of the ring"):
-        repair.queue_needed_repair(repaired, NOON, found, UUID(int=99))
+        repair.queue_needed_repair(repaired, NOON, result, UUID(int=99))
 
 
-def test_a_waiting_repair_answers_for_a_ring_that_has_moved_on(repaired: Lake) -> None:
-    """It will be made for the ring of its turn: a second one would only be another generation of that ring."""
+def test_a_queued_repair_covers_a_changed_ring(repaired: Lake) -> None:
+    """The repair uses the ring at its start, so a second event would only add a generation for that ring."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
     first = repair.queue_needed_repair(repaired, NOON, repair.check_newest_generation(repaired))
     repaired.delete(NODES, [("host_id", "=", str(UUID(int=2)))])
     assert repair.queue_needed_repair(repaired, NOON, repair.check_newest_generation(repaired)) == first
 
 
-def test_a_join_waits_behind_a_repair_and_its_tokens_are_free(
-    repaired: Lake, joining: Callable[..., JoinRequest]
-) -> None:
-    """The node that asked for the repair is in the ring already: it does not stand in a joining node's way."""
+def test_a_join_waits_for_a_repair_which_claims_no_tokens(repaired: Lake, joining: Callable[..., JoinRequest]) -> None:
+    """The node that requested the repair is in the ring already and does not block a joining node."""
     repaired.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", 5)])
-    asked = repair.queue_needed_repair(repaired, NOON, repair.check_newest_generation(repaired))
-    assert asked is not None
+    queued_repair = repair.queue_needed_repair(repaired, NOON, repair.check_newest_generation(repaired))
+    assert queued_repair is not None
     joined = inbox.queue_join(repaired, NOON, joining(7))
     with pytest.raises(
-        StateError, match=f"a repair .event {asked.event_id}.* comes first; finish it with repair --run"
+        StateError, match=f"a repair .event {queued_repair.event_id}.* comes first; finish it with repair --run"
     ):
         inbox.assert_next_event(repaired, joined.generation_id)
     assert repair.check_newest_generation(repaired).blocked_by == ()
 
 
-def test_processes_that_ask_at_once_make_one_repair(repaired: Lake) -> None:
-    """Three processes find the same damage at the same moment: one event, one generation, the same answer for all."""
+def test_concurrent_requests_queue_one_repair(repaired: Lake) -> None:
+    """Three processes find the damage at once: one event, one generation, and one answer for all."""
     repaired.delete(NODES, [("host_id", "=", str(UUID(int=2)))])
     code = (
         "import sys\n"
@@ -281,28 +283,28 @@ def test_processes_that_ask_at_once_make_one_repair(repaired: Lake) -> None:
         assert process.stdin is not None
         process.stdin.write("go\n")
         process.stdin.flush()
-    told = [process.communicate(timeout=120) for process in started]
-    assert [process.returncode for process in started] == [0] * 3, told
-    assert len({out for out, _ in told}) == 1
+    outputs = [process.communicate(timeout=120) for process in started]
+    assert [process.returncode for process in started] == [0] * 3, outputs
+    assert len({out for out, _ in outputs}) == 1
     assert repaired.read(BOOTSTRAP_EVENTS).num_rows == 1
 
 
 def test_a_lake_without_a_ring_has_nothing_to_repair(lake: Lake) -> None:
-    """No node, no streams: the request is wrong."""
+    """Without a node in the ring the request is invalid."""
     with pytest.raises(StateError, match="no node is in the ring"):
         repair.check_newest_generation(lake)
 
 
-def test_the_inbox_in_json(repaired: Lake, tmp_path: Path) -> None:
-    """The command's document: needed, reasons and warnings with their conditions, the latest generation."""
+def test_repair_in_json(repaired: Lake, tmp_path: Path) -> None:
+    """The JSON has `needed`, reasons and warnings with their conditions, and the latest generation."""
     from support.command_line import run
 
     (repaired.root.parent / "platform.json").write_text('{"layout": 1}\n', encoding="utf-8")
     write_nodes(repaired, [replace(HOSTS[1], shard_count=5)])
-    told = run("--home", repaired.root.parent, "repair", "--dry-run", "--json").json
-    assert (told["needed"], told["reasons"], told["strict"]) == (False, [], False)
-    assert [line["condition"] for line in told["warnings"]] == ["shard-count"]
-    assert told["latest"] == {"id": str(GENERATION), "time": "2020-09-13T12:26:40.000Z", "format": "v2"}
+    result = run("--home", repaired.root.parent, "repair", "--dry-run", "--json").json
+    assert (result["needed"], result["reasons"], result["strict"]) == (False, [], False)
+    assert [line["condition"] for line in result["warnings"]] == ["shard-count"]
+    assert result["latest"] == {"id": str(GENERATION), "time": "2020-09-13T12:26:40.000Z", "format": "v2"}
     (repaired.root.parent / "settings.toml").write_text("repair_strict = true\n", encoding="utf-8")
     strict = run("--home", repaired.root.parent, "repair", "--dry-run", "--json").json
     assert (strict["needed"], [line["condition"] for line in strict["reasons"]]) == (True, ["shard-count"])

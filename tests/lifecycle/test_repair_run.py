@@ -1,4 +1,4 @@
-"""A repair made for real, killed and run again, and asked for by several processes at once."""
+"""A complete repair, also after a kill and with concurrent processes."""
 
 from __future__ import annotations
 
@@ -41,41 +41,41 @@ NOON, LATER = "2026-01-01T12:00:00Z", "2026-01-01T13:00:00Z"
 
 
 def command(home: Path, clock: str, *options: str) -> list[str]:
-    """`repair --run` on a home with its clock stopped."""
+    """Return the arguments of `repair --run` on a home with a stopped clock."""
     return ["--home", str(home), "--clock", clock, "repair", "--run", *options]
 
 
 @pytest.fixture(scope="module")
 def asked(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path:
-    """A home with a ring that has no generation, and a repair in the inbox."""
+    """A home with a ring without a generation, and a repair in the inbox."""
     home = tmp_path_factory.mktemp("asked") / "home"
     write_nodes(Lake(home / "lake"), HOSTS)
     (home / "platform.json").write_text('{"layout": 1}\n', encoding="utf-8")
-    queue = [each for each in command(home, NOON) if each != "--run"]
-    done = nursery.run(*queue)
-    assert done.exit_code == 0, done.stderr
+    queue = [word for word in command(home, NOON) if word != "--run"]
+    result = nursery.run(*queue)
+    assert result.exit_code == 0, result.stderr
     return home
 
 
 @pytest.fixture(scope="module")
 def repaired(asked: Path, nursery: Nursery) -> Path:
-    """The home once the repair was made without a disturbance."""
+    """The home after an undisturbed repair."""
     home = asked.with_name("repaired")
     shutil.copytree(asked, home)
-    done = nursery.run(*command(home, NOON, "--json"))
-    assert done.exit_code == 0, done.stderr
-    told = json.loads(done.stdout)
-    assert told["time"] == "2026-01-01T12:01:05.000Z"
-    assert (told["num_ranges"], told["num_streams"]) == (5, 18)
+    result = nursery.run(*command(home, NOON, "--json"))
+    assert result.exit_code == 0, result.stderr
+    summary = json.loads(result.stdout)
+    assert summary["time"] == "2026-01-01T12:01:05.000Z"
+    assert (summary["num_ranges"], summary["num_streams"]) == (5, 18)
     return home
 
 
-def test_a_repair_makes_the_generation_of_the_ring_as_it_stands(repaired: Path) -> None:
-    """No node joins: the ring stays, the streams are those of the ring, and no node is marked as rewritten."""
+def test_a_repair_creates_a_generation_of_the_current_ring(repaired: Path) -> None:
+    """The ring is unchanged, the streams are those of the ring, and no node is marked as rewritten."""
     lake = Lake(repaired / "lake")
     (ledger,) = lake.read(GENERATIONS).to_pylist()
-    made = generations.read_v2_description(lake, ledger["generation_id"])
-    assert made.equals(generate_description(RingLayout.of(Ring.of(HOSTS)), UUID(ledger["generation_id"])))
+    description = generations.read_v2_description(lake, ledger["generation_id"])
+    assert description.equals(generate_description(RingLayout.of(Ring.of(HOSTS)), UUID(ledger["generation_id"])))
     assert lake.read(NODES).sort_by("host_id") == node_rows(HOSTS)
     (local,) = lake.read(CDC_LOCAL).to_pylist()
     assert (local["host_id"], local["key"], local["uuid"]) == (str(UUID(int=1)), "cdc_local", ledger["generation_id"])
@@ -83,20 +83,20 @@ def test_a_repair_makes_the_generation_of_the_ring_as_it_stands(repaired: Path) 
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 5
 
 
-def test_after_a_repair_none_is_needed(repaired: Path, nursery: Nursery) -> None:
-    """The next call finds nothing and writes nothing; a ring that shrinks later is another repair."""
+def test_no_repair_is_needed_after_one(repaired: Path, nursery: Nursery) -> None:
+    """The next call finds no damage and writes nothing; a ring that shrinks later needs another repair."""
     before = contents(repaired, without=BOOKKEEPING)
-    done = nursery.run(*command(repaired, LATER, "--strict", "--json"))
-    assert json.loads(done.stdout)["needed"] is False
+    result = nursery.run(*command(repaired, LATER, "--strict", "--json"))
+    assert json.loads(result.stdout)["needed"] is False
     assert contents(repaired, without=BOOKKEEPING) == before
     home = repaired.with_name("shrunk")
     shutil.copytree(repaired, home)
     Lake(home / "lake").delete(NODES, [("host_id", "=", str(UUID(int=2)))])
-    told = json.loads(nursery.run(*command(home, LATER, "--json")).stdout)
-    assert [line["condition"] for line in told["reasons"]] == ["range-count"]
-    assert told["num_ranges"] == 3
+    summary = json.loads(nursery.run(*command(home, LATER, "--json")).stdout)
+    assert [line["condition"] for line in summary["reasons"]] == ["range-count"]
+    assert summary["num_ranges"] == 3
     assert Lake(home / "lake").read(GENERATION_TIMESTAMPS).num_rows == 2
-    # Materialised again, the first one still is what it was, though the ring has moved on.
+    # A repetition of the first repair leaves it unchanged, although the ring has changed.
     first = contents(repaired, without=BOOKKEEPING)["platform.generations"][0]["generation_id"]
     code = (
         "import sys\nfrom cdc_platform.lifecycle.join import bootstrap\nfrom cdc_platform.delta.lake import Lake\n"
@@ -106,26 +106,26 @@ def test_after_a_repair_none_is_needed(repaired: Path, nursery: Nursery) -> None
 
 
 @pytest.mark.parametrize("point", [failpoints.AFTER_V2_INSERT, failpoints.AFTER_TIMESTAMP, failpoints.AFTER_PUBLISHED])
-def test_a_killed_repair_ends_where_it_would_have_ended(
+def test_a_killed_repair_is_completed_by_the_next_run(
     point: str, asked: Path, repaired: Path, nursery: Nursery
 ) -> None:
-    """Killed at each named point and run again: the same bytes in every table, and the timestamp once chosen stays."""
+    """After a kill at each failpoint, the next run gives equal bytes in every table and retains the timestamp."""
     home = asked.with_name(point)
     shutil.copytree(asked, home)
     assert nursery.run(*command(home, NOON), kill_at=point).exit_code == -signal.SIGKILL
     assert contents(home, without=BOOKKEEPING) != contents(repaired, without=BOOKKEEPING)
     event = Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist()[0]
-    # With its timestamp it is the latest generation and fits; what is left of it is finished all the same, and a later
-    # clock chooses no other timestamp.
-    done = nursery.run(*command(home, NOON if point == failpoints.AFTER_V2_INSERT else LATER))
-    assert done.exit_code == 0, done.stderr
+    # With its timestamp the generation is the latest and fits. The rest is completed nevertheless, and a later clock
+    # chooses no other timestamp.
+    result = nursery.run(*command(home, NOON if point == failpoints.AFTER_V2_INSERT else LATER))
+    assert result.exit_code == 0, result.stderr
     assert Lake(home / "lake").read(BOOTSTRAP_EVENTS, ["generation_id"]).to_pylist() == [event]
     assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)
 
 
 @pytest.mark.long("a run of Dagster, of all steps and checks")
-def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path) -> None:
-    """The job that the inbox's sensor asks for, on the repair's partition: every step and check, the same tables."""
+def test_dagster_runs_a_repair_like_a_join(asked: Path, repaired: Path) -> None:
+    """The sensor's job on the repair's partition runs every step and check, and gives equal tables."""
     home = asked.with_name("dagster")
     shutil.copytree(asked, home)
     code = (
@@ -144,26 +144,26 @@ def test_dagster_makes_a_repair_as_it_makes_a_join(asked: Path, repaired: Path) 
         "    failed = [each.check_name for each in done.get_asset_check_evaluations() if not each.passed]\n"
         "    sys.exit(0 if done.success and not failed else f'{failed}')\n"
     )
-    (waits,) = inbox.read_pending_events(Lake(home / "lake"))
+    (pending,) = inbox.read_pending_events(Lake(home / "lake"))
     environment = os.environ | {"CDC_PLATFORM_HOME": str(home)}
-    made = [sys.executable, "-c", code, waits.generation_id, NOON]
-    done = subprocess.run(
-        made, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300
+    command_line = [sys.executable, "-c", code, pending.generation_id, NOON]
+    result = subprocess.run(
+        command_line, env=environment, cwd=Path(__file__).parents[2], capture_output=True, text=True, timeout=300
     )
-    assert done.returncode == 0, done.stderr[-3000:]
-    found = contents(home, without=BOOKKEEPING)
-    # Dagster's checks leave what they judged; the command line has not been asked to judge.
-    assert {row["invariant"] for row in found.pop(JUDGEMENTS.full_name)} == {
+    assert result.returncode == 0, result.stderr[-3000:]
+    tables = contents(home, without=BOOKKEEPING)
+    # Dagster stores the results of its checks; the command line has run no check.
+    assert {row["invariant"] for row in tables.pop(JUDGEMENTS.full_name)} == {
         "generations_retrievable",
         "streams_fit_the_ring",
     }
-    assert found | {JUDGEMENTS.full_name: []} == contents(repaired, without=BOOKKEEPING)
+    assert tables | {JUDGEMENTS.full_name: []} == contents(repaired, without=BOOKKEEPING)
 
 
-def test_processes_that_repair_at_once_make_one_generation(asked: Path, repaired: Path, nursery: Nursery) -> None:
-    """Two processes make the same repair at the same moment: one generation, one timestamp, no error."""
+def test_concurrent_repairs_create_one_generation(asked: Path, repaired: Path, nursery: Nursery) -> None:
+    """Two processes run a repair at once: one generation, one timestamp, no error."""
     home = asked.with_name("race")
     shutil.copytree(asked, home)
-    told = nursery.race([command(home, NOON), command(home, NOON)])
-    assert [ended.exit_code for ended in told] == [0, 0], told
+    results = nursery.race([command(home, NOON), command(home, NOON)])
+    assert [result.exit_code for result in results] == [0, 0], results
     assert contents(home, without=BOOKKEEPING) == contents(repaired, without=BOOKKEEPING)

@@ -1,4 +1,4 @@
-"""The rewrite of V1: each of its steps, what stops it, what does not, and that doing it again changes nothing."""
+"""The rewrite of V1: each of its steps, its conditions, and a repetition that changes nothing."""
 
 from __future__ import annotations
 
@@ -51,17 +51,17 @@ QUIET = Settings(rewrite_retry_ms=Milliseconds(0))
 
 
 def at(hours: float) -> Clock:
-    """A clock that stands some hours after the first V1 generation."""
+    """Return a clock that stands this many hours after the first V1 generation."""
     return Clock(us_from_ms(Milliseconds(START_MS + int(hours * HOUR_MS))))
 
 
-def listed(lake: Lake) -> list[int]:
-    """The published times (ms), ascending."""
+def read_published_times(lake: Lake) -> list[int]:
+    """Return the published times (ms), ascending."""
     return sorted(ms_from_datetime(time) for time in lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist())
 
 
-def markers(lake: Lake) -> dict[str, int | None]:
-    """The marker's time (ms) of every node that has one."""
+def read_markers(lake: Lake) -> dict[str, int | None]:
+    """Return the marker's time (ms) of every node that has one."""
     rows = lake.read(CDC_LOCAL, filters=[("key", "=", "rewritten")]).to_pylist()
     return {
         row["host_id"]: None if row["streams_timestamp"] is None else ms_from_datetime(row["streams_timestamp"])
@@ -69,39 +69,39 @@ def markers(lake: Lake) -> dict[str, int | None]:
     }
 
 
-def actions(decisions: tuple[RewriteDecision, ...] | list[RewriteDecision]) -> dict[int, str]:
-    """What becomes of each time."""
+def map_actions(decisions: tuple[RewriteDecision, ...] | list[RewriteDecision]) -> dict[int, str]:
+    """Return the action for each time."""
     return {decision.time_ms: decision.action for decision in decisions}
 
 
-def test_an_emptied_old_table_leaves_nothing_to_decide(lake: Lake) -> None:
-    """When expiry has taken the last V1 generation away there is nothing to decide, and asking is no error."""
+def test_an_empty_old_table_has_no_decisions(lake: Lake) -> None:
+    """After expiry removed the last V1 generation, the plan is empty, without an error."""
     old_cluster(lake, times(1))
     lake.delete(STREAMS_DESCRIPTIONS, [("time", "=", datetime_from_ms(Milliseconds(times(1)[0])))])
     assert plan_rewrite(lake, at(1), QUIET) == []
 
 
 def test_live_generations_are_rewritten_in_shard_order(lake: Lake) -> None:
-    """With a TTL of a day, at hour 26: hours 0 and 1 are superseded too long ago; 2 to 4 are in the new table."""
-    made = old_cluster(lake, times(5))
-    done = rewrite_streams_tables(lake, at(26.5), QUIET)
+    """With a TTL of a day, at hour 26, hours 0 and 1 are too old, and hours 2 to 4 are in the new table."""
+    descriptions = old_cluster(lake, times(5))
+    result = rewrite_streams_tables(lake, at(26.5), QUIET)
     old, live = times(5)[:2], times(5)[2:]
-    assert actions(done.decisions) == dict.fromkeys(old, "skip-too-old") | dict.fromkeys(live, "rewrite")
-    assert listed(lake) == live
+    assert map_actions(result.decisions) == dict.fromkeys(old, "skip-too-old") | dict.fromkeys(live, "rewrite")
+    assert read_published_times(lake) == live
     for time_ms in live:
-        assert published(lake, Milliseconds(time_ms)) == expected(made[time_ms])
+        assert published(lake, Milliseconds(time_ms)) == expected(descriptions[time_ms])
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 3 * 12
-    assert markers(lake) == dict.fromkeys(HOSTS, times(5)[-1])
-    assert done.marked == tuple(HOSTS)
+    assert read_markers(lake) == dict.fromkeys(HOSTS, times(5)[-1])
+    assert result.marked == tuple(HOSTS)
 
 
 def test_every_step_is_reported_with_its_reason(lake: Lake) -> None:
-    """The run's log: tables with CDC, the scan, each timestamp with what becomes of it and why, the marker."""
+    """The log has the tables with CDC, the scan, each timestamp's action and reason, and the marker."""
     old_cluster(lake, times(4), without_data=[times(4)[2]])
     publish.write_published_timestamp(lake, Milliseconds(times(4)[1]))
-    told: list[str] = []
-    rewrite_streams_tables(lake, at(25.5), QUIET, HOSTS[:1], on_message=told.append)
-    assert told == [
+    messages: list[str] = []
+    rewrite_streams_tables(lake, at(25.5), QUIET, HOSTS[:1], on_message=messages.append)
+    assert messages == [
         "step 3: 1 tables have CDC enabled, the first ks.orders",
         "step 4: the old table has 4 timestamps; step 5: 1 of them are too old",
         "step 6: 2020-09-13T12:26:40.000Z: skip-too-old: superseded at 2020-09-13T13:26:40.000Z, and logs have rows "
@@ -115,71 +115,71 @@ def test_every_step_is_reported_with_its_reason(lake: Lake) -> None:
 
 
 def test_step_1_without_the_old_table_nothing_is_marked(lake: Lake) -> None:
-    """No table: stop, no marker; the table made empty by naming it for SQL is none either."""
+    """Without the old table the rewrite stops without a marker; a table created empty counts as missing."""
     write_nodes(lake, nodes(3))
     cdc_tables.add_cdc_table(lake, at(0), "ks", "t", ttl_seconds=10)
-    for make in (lambda: None, lambda: lake.ensure(STREAMS_DESCRIPTIONS)):
-        make()
+    for prepare in (lambda: None, lambda: lake.ensure(STREAMS_DESCRIPTIONS)):
+        prepare()
         assert has_no_v1_streams(lake)
-        done = rewrite_streams_tables(lake, at(1), QUIET)
-        assert (done.decisions, done.marked) == ((), ())
-        assert done.ended.startswith("step 1")
+        result = rewrite_streams_tables(lake, at(1), QUIET)
+        assert (result.decisions, result.marked) == ((), ())
+        assert result.ended.startswith("step 1")
         assert hosts_with_rewrite_marker(lake) == set()
 
 
 def test_step_2_a_marked_node_does_nothing(lake: Lake) -> None:
-    """A node whose marker is there stops, even if generations are not rewritten; `again` lets it run all the same."""
+    """A node with a marker stops, even if generations are not rewritten; `force` lets it run."""
     old_cluster(lake, times(2))
     marker = [{"host_id": HOSTS[0], "key": "rewritten", "streams_timestamp": None, "uuid": None}]
     lake.merge(CDC_LOCAL, pa.Table.from_pylist(marker, schema=CDC_LOCAL.schema), update=True)
     assert rewrite_streams_tables(lake, at(2), QUIET, HOSTS[:1]).ended.startswith("step 2")
-    assert listed(lake) == []
+    assert read_published_times(lake) == []
     assert nodes_without_rewrite_marker(lake) == HOSTS[1:]
     assert len(rewrite_streams_tables(lake, at(2), QUIET, HOSTS[:1], force=True).decisions) == 2
-    assert listed(lake) == times(2)
-    assert markers(lake) == {HOSTS[0]: None}
+    assert read_published_times(lake) == times(2)
+    assert read_markers(lake) == {HOSTS[0]: None}
 
 
 def test_step_3_without_an_enabled_table_only_the_marker_is_written(lake: Lake) -> None:
-    """A table whose CDC is off does not count: old generations are not needed, now or later."""
+    """A table with CDC disabled does not count: old generations are not needed, now or later."""
     old_cluster(lake, times(2), tables=[])
     cdc_tables.add_cdc_table(lake, at(0), "ks", "off", ttl_seconds=0, enabled=False)
-    done = rewrite_streams_tables(lake, at(2), QUIET)
-    assert (done.decisions, listed(lake), markers(lake)) == ((), [], dict.fromkeys(HOSTS))
-    assert done.ended.startswith("step 3")
+    result = rewrite_streams_tables(lake, at(2), QUIET)
+    assert (result.decisions, read_published_times(lake), read_markers(lake)) == ((), [], dict.fromkeys(HOSTS))
+    assert result.ended.startswith("step 3")
 
 
-def test_a_log_that_never_expires_keeps_every_generation(lake: Lake) -> None:
-    """A TTL of 0 beside a short one: nothing is too old by the documents' rule."""
+def test_a_log_that_never_expires_retains_every_generation(lake: Lake) -> None:
+    """With a TTL of 0 beside a short one, nothing is too old by the documented rule."""
     old_cluster(lake, times(3), tables=[("t", 0), ("u", 1)])
-    assert set(actions(plan_rewrite(lake, at(1000), QUIET)).values()) == {"rewrite"}
+    assert set(map_actions(plan_rewrite(lake, at(1000), QUIET)).values()) == {"rewrite"}
 
 
-def test_the_refinement_is_one_setting_away(lake: Lake) -> None:
-    """A log that never expires and was created in hour 2 holds nothing from before, but for the clocks' margin."""
+def test_a_setting_enables_the_refinement(lake: Lake) -> None:
+    """A log created in hour 2 that never expires has no rows from earlier hours, within the clock margin."""
     old_cluster(lake, times(4), tables=[("t", 0)], created_at_ms=START_MS - HOUR_MS)
     cdc_tables.drop_cdc_table(lake, at(5), "ks", "t")
     cdc_tables.add_cdc_table(lake, at(5), "ks", "t", ttl_seconds=0, created_at_ms=Milliseconds(times(4)[2]))
-    kept = {
+    rewritten_times = {
         (creation, margin): [
             time
-            for time, action in actions(
+            for time, action in map_actions(
                 plan_rewrite(lake, at(9), Settings(use_creation_time=creation, clock_margin_ms=Milliseconds(margin)))
             ).items()
             if action == "rewrite"
         ]
         for creation, margin in ((False, 0), (True, 0), (True, 10_000))
     }
-    assert kept == {(False, 0): times(4), (True, 0): times(4)[2:], (True, 10_000): times(4)[1:]}
+    assert rewritten_times == {(False, 0): times(4), (True, 0): times(4)[2:], (True, 10_000): times(4)[1:]}
 
 
-def test_what_is_there_is_skipped_and_stays(lake: Lake) -> None:
-    """Step 6.1: a timestamp that the new table has is not fetched, whatever its rows."""
-    made = old_cluster(lake, times(2))
-    publish.write_published_streams(lake, Milliseconds(times(2)[0]), made[times(2)[1]])
+def test_present_timestamps_are_skipped(lake: Lake) -> None:
+    """Step 6.1: a timestamp in the new table is not fetched, whatever its rows."""
+    descriptions = old_cluster(lake, times(2))
+    publish.write_published_streams(lake, Milliseconds(times(2)[0]), descriptions[times(2)[1]])
     publish.write_published_timestamp(lake, Milliseconds(times(2)[0]))
     before = published(lake, Milliseconds(times(2)[0]))
-    assert actions(rewrite_streams_tables(lake, at(2), QUIET).decisions) == {
+    assert map_actions(rewrite_streams_tables(lake, at(2), QUIET).decisions) == {
         times(2)[0]: "skip-present",
         times(2)[1]: "rewrite",
     }
@@ -187,31 +187,31 @@ def test_what_is_there_is_skipped_and_stays(lake: Lake) -> None:
 
 
 def test_rows_without_their_timestamp_are_completed(lake: Lake) -> None:
-    """Some other writer's half: rows of wrong streams and of a range that is none; afterwards they are V1's."""
-    made = old_cluster(lake, times(2))
+    """Rows of another writer with wrong streams and an unknown range are replaced by V1's."""
+    descriptions = old_cluster(lake, times(2))
     first, second = times(2)
-    foreign = made[second]
+    foreign = descriptions[second]
     publish.write_published_streams(lake, Milliseconds(first), foreign)
     stray = {"time": datetime_from_us(Microseconds(first * 1000)), "range_end": 42, "streams": [b"\0" * 15 + b"\1"]}
     rows = pa.Table.from_pylist([stray], schema=STREAMS_DESCRIPTIONS_V2.schema)
     lake.merge(STREAMS_DESCRIPTIONS_V2, rows, update=False)
     rewrite_streams_tables(lake, at(2), QUIET)
-    assert published(lake, Milliseconds(first)) == expected(made[first])
-    assert listed(lake) == [first, second]
+    assert published(lake, Milliseconds(first)) == expected(descriptions[first])
+    assert read_published_times(lake) == [first, second]
 
 
 @pytest.mark.parametrize("lost", [0, 1, 2])
 def test_missing_data_does_not_stop_the_others(lake: Lake, lost: int) -> None:
-    """A timestamp whose description is nowhere is reported; the others are rewritten, and the nodes marked."""
+    """A timestamp without a description is reported; the others are rewritten, and the nodes are marked."""
     old_cluster(lake, times(3), without_data=[times(3)[lost]])
-    done = rewrite_streams_tables(lake, at(3), QUIET)
-    assert [decision.time_ms for decision in done.missing] == [times(3)[lost]]
-    assert listed(lake) == [time for time in times(3) if time != times(3)[lost]]
-    assert markers(lake) == dict.fromkeys(HOSTS, times(3)[-1])
+    result = rewrite_streams_tables(lake, at(3), QUIET)
+    assert [decision.time_ms for decision in result.missing] == [times(3)[lost]]
+    assert read_published_times(lake) == [time for time in times(3) if time != times(3)[lost]]
+    assert read_markers(lake) == dict.fromkeys(HOSTS, times(3)[-1])
 
 
 def test_a_damaged_description_is_missing_data(lake: Lake) -> None:
-    """Streams of 15 bytes, range ends that fall, no ranges at all: named, and never published."""
+    """A description with streams of 15 bytes, unsorted range ends or no ranges is reported, never published."""
     old_cluster(lake, times(4))
     damage: list[Callable[[list[dict[str, Any]]], object]] = [
         lambda entries: entries[0]["streams"].__setitem__(0, b"\1" * 15),
@@ -225,122 +225,124 @@ def test_a_damaged_description_is_missing_data(lake: Lake) -> None:
         spoil(row["description"])
         rows = pa.Table.from_pylist([row], schema=GENERATION_DESCRIPTIONS.schema)
         lake.merge(GENERATION_DESCRIPTIONS, rows, update=True)
-    done = rewrite_streams_tables(lake, at(4), QUIET)
-    assert [decision.time_ms for decision in done.missing] == times(4)[:3]
-    said = ("has 15 bytes; it has 16", "range ends ascend, each once", "is damaged: it has no ranges")
-    for decision, part in zip(done.missing, said, strict=True):
+    result = rewrite_streams_tables(lake, at(4), QUIET)
+    assert [decision.time_ms for decision in result.missing] == times(4)[:3]
+    messages = ("has 15 bytes; it has 16", "range ends ascend, each once", "is damaged: it has no ranges")
+    for decision, part in zip(result.missing, messages, strict=True):
         assert part in decision.reason
-    assert listed(lake) == times(4)[3:]
+    assert read_published_times(lake) == times(4)[3:]
 
 
-def test_a_failing_read_is_tried_again(lake: Lake) -> None:
-    """The file of the descriptions is away at the first two attempts, as on a disk that comes back: then it works."""
-    made = old_cluster(lake, times(1))
+def test_a_failing_read_is_retried(lake: Lake) -> None:
+    """The description's file is missing in two attempts, and back in the third, which succeeds."""
+    descriptions = old_cluster(lake, times(1))
     path = Path(lake.data_files(GENERATION_DESCRIPTIONS)[0].path)
-    away = path.with_suffix(".away")
+    moved_path = path.with_suffix(".away")
     waited: list[float] = []
 
     def wait(seconds: float) -> None:
         waited.append(seconds)
         if len(waited) == 2:
-            away.rename(path)
+            moved_path.rename(path)
 
-    path.rename(away)
-    told: list[str] = []
+    path.rename(moved_path)
+    messages: list[str] = []
     rewrite_streams_tables(
-        lake, at(1), Settings(rewrite_retry_ms=Milliseconds(1500)), on_message=told.append, sleep=wait
+        lake, at(1), Settings(rewrite_retry_ms=Milliseconds(1500)), on_message=messages.append, sleep=wait
     )
     assert waited == [1.5, 1.5]
-    assert sum("trying again" in line for line in told) == 2
-    assert published(lake, START_MS) == expected(made[START_MS])
+    assert sum("trying again" in line for line in messages) == 2
+    assert published(lake, START_MS) == expected(descriptions[START_MS])
 
 
-def test_what_cannot_be_read_leaves_the_node_unmarked(lake: Lake) -> None:
-    """One of two descriptions stays unreadable: the other is rewritten, no node is marked, the next run ends it."""
-    made = old_cluster(lake, times(2))
+def test_an_unreadable_description_leaves_the_node_unmarked(lake: Lake) -> None:
+    """The readable generation is rewritten, no node is marked, and the next run completes the rewrite."""
+    descriptions = old_cluster(lake, times(2))
     lake.delete(GENERATION_DESCRIPTIONS, [("time", ">=", datetime_from_ms(START_MS))])
     files = []
     for time_ms in times(2):
-        write_v1(lake, {time_ms: made[time_ms]})
+        write_v1(lake, {time_ms: descriptions[time_ms]})
         files.append(next(file.path for file in lake.data_files(GENERATION_DESCRIPTIONS) if file.path not in files))
     path = Path(files[0])
-    whole = path.read_bytes()
-    _spoil(path, "description")
-    hasty = Settings(rewrite_attempts=3, rewrite_retry_ms=Milliseconds(0))
+    content = path.read_bytes()
+    _damage_column(path, "description")
+    few_attempts = Settings(rewrite_attempts=3, rewrite_retry_ms=Milliseconds(0))
     with pytest.raises(StateError, match=r"1 of 2 V1 generations .* no node is marked.*run it again"):
-        # By a lake that has not read the file before.
-        rewrite_streams_tables(Lake(lake.root), at(2), hasty, sleep=lambda _: None)
-    assert (listed(lake), markers(lake)) == (times(2)[1:], {})
-    path.write_bytes(whole)
+        # With a lake that has not read the file before.
+        rewrite_streams_tables(Lake(lake.root), at(2), few_attempts, sleep=lambda _: None)
+    assert (read_published_times(lake), read_markers(lake)) == (times(2)[1:], {})
+    path.write_bytes(content)
     rewrite_streams_tables(lake, at(2), QUIET)
-    assert (listed(lake), markers(lake)) == (times(2), dict.fromkeys(HOSTS, times(2)[-1]))
+    assert (read_published_times(lake), read_markers(lake)) == (times(2), dict.fromkeys(HOSTS, times(2)[-1]))
 
 
 def test_the_scan_reads_no_streams(lake: Lake) -> None:
-    """10,000 V1 generations, every byte of their streams and descriptions spoilt: each is decided all the same."""
+    """The plan for 10,000 V1 generations succeeds with every byte of their streams and descriptions damaged."""
     count = 10_000
     old_cluster(lake, times(1))
     template = lake.read(STREAMS_DESCRIPTIONS), lake.read(GENERATION_DESCRIPTIONS)
-    moments = pa.array([datetime_from_ms(Milliseconds(time)) for time in times(count)], pa.timestamp("us", "UTC"))
+    generation_times = pa.array(
+        [datetime_from_ms(Milliseconds(time)) for time in times(count)], pa.timestamp("us", "UTC")
+    )
     for table, rows in zip((STREAMS_DESCRIPTIONS, GENERATION_DESCRIPTIONS), template, strict=True):
-        many = rows.take(pa.array([0] * count)).set_column(0, table.schema.field("time"), moments)
-        lake.merge(table, many, update=False)
+        copies = rows.take(pa.array([0] * count)).set_column(0, table.schema.field("time"), generation_times)
+        lake.merge(table, copies, update=False)
         for path in (file.path for file in lake.data_files(table)):
-            _spoil(Path(path), "streams" if table is STREAMS_DESCRIPTIONS else "description")
+            _damage_column(Path(path), "streams" if table is STREAMS_DESCRIPTIONS else "description")
         with pytest.raises(StateError):
             lake.read(table)
     decisions = plan_rewrite(lake, at(count + 10.5), QUIET)
     assert len(decisions) == count
     assert [decision.action for decision in decisions] == ["skip-too-old"] * (count - 14) + ["rewrite"] * 14
-    done = rewrite_streams_tables(lake, at(count + 10.5), QUIET, dry_run=True)
-    assert list(done.decisions) == decisions
+    result = rewrite_streams_tables(lake, at(count + 10.5), QUIET, dry_run=True)
+    assert list(result.decisions) == decisions
 
 
 def test_a_dry_run_writes_nothing(lake: Lake) -> None:
-    """The same decisions as the run that follows; not a byte in any table."""
+    """The decisions equal those of the following run, and no table changes."""
     old_cluster(lake, times(3), without_data=times(3)[:1])
     before = contents(lake)
-    told: list[str] = []
-    planned = rewrite_streams_tables(lake, at(3), QUIET, dry_run=True, on_message=told.append)
+    messages: list[str] = []
+    planned = rewrite_streams_tables(lake, at(3), QUIET, dry_run=True, on_message=messages.append)
     assert contents(lake) == before
     assert planned.marked == ()
-    assert "dry run" in told[-1]
+    assert "dry run" in messages[-1]
     assert rewrite_streams_tables(lake, at(3), QUIET).decisions == planned.decisions
 
 
-def test_again_and_node_after_node_changes_nothing(lake: Lake) -> None:
-    """A rolling upgrade: the first node does the work, the others find it done; one marker a node."""
+def test_a_rolling_rewrite_runs_once(lake: Lake) -> None:
+    """In a rolling upgrade the first node does the work, and the others find it done; each gets its marker."""
     old_cluster(lake, times(3))
-    done = [rewrite_streams_tables(lake, at(3), QUIET, [host]) for host in HOSTS]
-    assert [set(actions(each.decisions).values()) for each in done] == [
+    results = [rewrite_streams_tables(lake, at(3), QUIET, [host]) for host in HOSTS]
+    assert [set(map_actions(result.decisions).values()) for result in results] == [
         {"rewrite"},
         {"skip-present"},
         {"skip-present"},
     ]
-    assert markers(lake) == dict.fromkeys(HOSTS, times(3)[-1])
+    assert read_markers(lake) == dict.fromkeys(HOSTS, times(3)[-1])
     before = contents(lake)
     assert rewrite_streams_tables(lake, at(4), QUIET).ended.startswith("step 2")
     rewrite_streams_tables(lake, at(4), QUIET, force=True)
     assert contents(lake) == before
 
 
-def test_it_can_be_switched_off(lake: Lake) -> None:
-    """With `dont_rewrite_streams` nothing is written, no marker either."""
+def test_the_rewrite_can_be_disabled(lake: Lake) -> None:
+    """With `dont_rewrite_streams` nothing is written, not even a marker."""
     old_cluster(lake, times(2))
     before = contents(lake)
-    done = rewrite_streams_tables(lake, at(2), Settings(dont_rewrite_streams=True))
-    assert "administrator" in done.ended
+    result = rewrite_streams_tables(lake, at(2), Settings(dont_rewrite_streams=True))
+    assert "administrator" in result.ended
     assert contents(lake) == before
 
 
 def test_unknown_nodes_are_refused(lake: Lake) -> None:
-    """A node that neither the ring nor cdc_local knows; no ring at all."""
+    """A node unknown to the ring and cdc_local, and an empty ring, are refused."""
     old_cluster(lake, times(1), members=[])
     with pytest.raises(NotFound, match="the ring has no nodes"):
         rewrite_streams_tables(lake, at(1), QUIET)
     with pytest.raises(NotFound, match="no node 00000000-0000-0000-0000-0000000000ff is known"):
         rewrite_streams_tables(lake, at(1), QUIET, ["00000000-0000-0000-0000-0000000000ff"])
-    assert markers(lake) == {}
+    assert read_markers(lake) == {}
 
 
 @settings(max_examples=examples(12), suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -354,15 +356,15 @@ def test_unknown_nodes_are_refused(lake: Lake) -> None:
 def test_whatever_is_there_everything_live_with_data_ends_in_the_new_table(
     tmp_path: Path, count: int, lost: set[int], there: set[int], hours: float, ttls: list[int]
 ) -> None:
-    """Any mix of missing, present and old: what can be live and has data is complete, and a second run adds nothing."""
+    """For any mix of missing, present and old generations, the live ones with data are complete after one run."""
     shutil.rmtree(tmp_path / "lake", ignore_errors=True)
     lake = Lake(tmp_path / "lake")
     all_times = times(count)
     missing = [time for number, time in enumerate(all_times) if number in lost]
     tables = [(f"t{number}", ttl) for number, ttl in enumerate(ttls)]
-    made = old_cluster(lake, all_times, without_data=missing, tables=tables)
+    descriptions = old_cluster(lake, all_times, without_data=missing, tables=tables)
     for time in (time for number, time in enumerate(all_times) if number in there):
-        publish.write_published_streams(lake, Milliseconds(time), made[time])
+        publish.write_published_streams(lake, Milliseconds(time), descriptions[time])
         publish.write_published_timestamp(lake, Milliseconds(time))
     clock = at(hours)
     rewrite_streams_tables(lake, clock, QUIET)
@@ -370,20 +372,20 @@ def test_whatever_is_there_everything_live_with_data_ends_in_the_new_table(
     for time, following in zip(all_times, [*all_times[1:], None], strict=True):
         dead = bool(ttls) and following is not None and all(ttl and now - ttl * 1000 > following for ttl in ttls)
         if ttls and not dead and time not in missing:
-            assert published(lake, Milliseconds(time)) == expected(made[time])
-            assert time in listed(lake)
+            assert published(lake, Milliseconds(time)) == expected(descriptions[time])
+            assert time in read_published_times(lake)
     before = contents(lake)
     rewrite_streams_tables(lake, clock, QUIET, force=True)
     assert contents(lake) == before
 
 
-def _spoil(path: Path, column: str) -> None:
-    """Overwrite every byte of a column's values in a Parquet file, and leave the rest as it is."""
-    found = pq.ParquetFile(path)
+def _damage_column(path: Path, column: str) -> None:
+    """Overwrite every byte of a column's values in a Parquet file, and leave the rest unchanged."""
+    parquet_file = pq.ParquetFile(path)
     content = bytearray(path.read_bytes())
-    for group in range(found.metadata.num_row_groups):
-        for number in range(found.metadata.num_columns):
-            chunk = found.metadata.row_group(group).column(number)
+    for group in range(parquet_file.metadata.num_row_groups):
+        for number in range(parquet_file.metadata.num_columns):
+            chunk = parquet_file.metadata.row_group(group).column(number)
             if chunk.path_in_schema.split(".")[0] == column:
                 start = min(filter(None, (chunk.dictionary_page_offset, chunk.data_page_offset)))
                 content[start : start + chunk.total_compressed_size] = b"\xff" * chunk.total_compressed_size

@@ -1,4 +1,4 @@
-"""The audit of a rewrite finds what was left behind and what is not V1's; and says nothing where there is nothing."""
+"""The audit of a rewrite finds missing generations and rows that differ from V1, and is silent without V1 tables."""
 
 from __future__ import annotations
 
@@ -21,28 +21,28 @@ NOW = Clock(us_from_ms(Milliseconds(START_MS + 25 * HOUR_MS + 1)))
 
 
 def audit(lake: Lake) -> dict[str, Finding]:
-    """The lines by their invariant."""
+    """Return the findings by invariant."""
     return {line.invariant: line for line in audit_rewrite(lake, NOW, Settings())}
 
 
 def test_a_finished_rewrite_is_clean(lake: Lake) -> None:
-    """Four generations, one too old: three are looked at, and every range of each is compared."""
+    """Of four generations one is too old; three are checked, with every range of each."""
     old_cluster(lake, times(4))
     rewrite_streams_tables(lake, NOW, Settings())
-    found = audit(lake)
-    assert {name: (line.population, line.violations) for name, line in found.items()} == {
+    findings = audit(lake)
+    assert {name: (line.population, line.violations) for name, line in findings.items()} == {
         LIVE_GENERATIONS_REWRITTEN: (3, 0),
         REWRITTEN_EQUALS_V1: (3 * 12, 0),
     }
 
 
-def test_without_v1_tables_there_is_no_line(lake: Lake) -> None:
-    """Nothing to look at is no failure: most platforms have no V1 tables."""
+def test_without_v1_tables_there_is_no_finding(lake: Lake) -> None:
+    """A home without V1 tables, like most, has no failure."""
     assert audit(lake) == {}
 
 
-def test_before_the_rewrite_nothing_is_claimed(lake: Lake) -> None:
-    """No node is marked, or one that has just joined: generations may still be where they were."""
+def test_before_the_rewrite_there_is_no_finding(lake: Lake) -> None:
+    """If no node is marked, or one has just joined, generations may still be in the old table."""
     old_cluster(lake, times(2))
     assert audit(lake) == {}
     marker = {"host_id": str(nodes(1)[0].host_id), "key": "rewritten", "streams_timestamp": None, "uuid": None}
@@ -50,8 +50,8 @@ def test_before_the_rewrite_nothing_is_claimed(lake: Lake) -> None:
     assert audit(lake) == {}
 
 
-def test_a_live_generation_that_was_left_behind_is_found(lake: Lake) -> None:
-    """A timestamp that vanished after the rewrite; one whose data was nowhere."""
+def test_a_missing_live_generation_is_found(lake: Lake) -> None:
+    """A timestamp that vanished after the rewrite and a generation without data are both found."""
     old_cluster(lake, times(4), without_data=times(4)[3:])
     rewrite_streams_tables(lake, NOW, Settings())
     lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_ms(Milliseconds(times(4)[1])))])
@@ -61,16 +61,16 @@ def test_a_live_generation_that_was_left_behind_is_found(lake: Lake) -> None:
 
 
 @pytest.mark.parametrize("kind", ["a stream", "shard order", "a missing row", "a row more", "a stream less"])
-def test_rows_that_are_not_v1s_are_found(lake: Lake, kind: str) -> None:
-    """One range of one generation is otherwise: it is counted and named."""
-    made = old_cluster(lake, times(2))
+def test_rows_that_differ_from_v1_are_found(lake: Lake, kind: str) -> None:
+    """One different range of one generation is counted and named."""
+    descriptions = old_cluster(lake, times(2))
     rewrite_streams_tables(lake, NOW, Settings())
     time_ms = times(2)[1]
-    end = int(made[time_ms].range_ends[5])
-    of_range = [("time", "=", datetime_from_ms(Milliseconds(time_ms))), ("range_end", "=", end)]
-    row: dict[str, Any] = lake.read(STREAMS_DESCRIPTIONS_V2, filters=of_range).to_pylist()[0]
+    end = int(descriptions[time_ms].range_ends[5])
+    filters = [("time", "=", datetime_from_ms(Milliseconds(time_ms))), ("range_end", "=", end)]
+    row: dict[str, Any] = lake.read(STREAMS_DESCRIPTIONS_V2, filters=filters).to_pylist()[0]
     if kind == "a missing row":
-        lake.delete(STREAMS_DESCRIPTIONS_V2, of_range)
+        lake.delete(STREAMS_DESCRIPTIONS_V2, filters)
     else:
         streams = row["streams"]
         row["streams"] = {
@@ -88,11 +88,11 @@ def test_rows_that_are_not_v1s_are_found(lake: Lake, kind: str) -> None:
     assert str(row["range_end"]) in line.sample
 
 
-def test_a_description_that_was_damaged_afterwards_is_found(lake: Lake) -> None:
-    """The V1 description changes under what was rewritten from it: swapped for another, or made unreadable."""
-    made = old_cluster(lake, times(2), tables=[("orders", 0)])
+def test_a_description_damaged_after_the_rewrite_is_found(lake: Lake) -> None:
+    """The V1 description is swapped with another, or made unreadable, after the rewrite."""
+    descriptions = old_cluster(lake, times(2), tables=[("orders", 0)])
     rewrite_streams_tables(lake, NOW, Settings())
-    write_v1(lake, {times(2)[0]: made[times(2)[1]]})
+    write_v1(lake, {times(2)[0]: descriptions[times(2)[1]]})
     assert audit(lake)[REWRITTEN_EQUALS_V1].violations == 12
     row = {"time": datetime_from_ms(Milliseconds(times(2)[0])), "description": [], "expired": None}
     rows = pa.Table.from_pylist([row], schema=GENERATION_DESCRIPTIONS.schema)
@@ -102,9 +102,9 @@ def test_a_description_that_was_damaged_afterwards_is_found(lake: Lake) -> None:
     assert "is damaged: it has no ranges" in line.sample
 
 
-def test_a_v1_generation_that_was_published_by_other_means_is_compared_too(lake: Lake) -> None:
-    """What a mixed cluster publishes at once is held against V1 like what was rewritten."""
-    made = old_cluster(lake, times(2))
-    publish.write_published_streams(lake, Milliseconds(times(2)[0]), made[times(2)[0]])
+def test_a_v1_generation_published_by_a_mixed_cluster_is_compared(lake: Lake) -> None:
+    """A generation that a mixed cluster publishes at once is compared with V1 like rewritten ones."""
+    descriptions = old_cluster(lake, times(2))
+    publish.write_published_streams(lake, Milliseconds(times(2)[0]), descriptions[times(2)[0]])
     publish.write_published_timestamp(lake, Milliseconds(times(2)[0]))
     assert audit(lake)[REWRITTEN_EQUALS_V1].population == 12

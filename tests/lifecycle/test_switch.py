@@ -1,4 +1,4 @@
-"""The two-phase switch on the lake: what a join goes through, who wins, what is refused. No Spark, no JVM."""
+"""The two-phase switch on the lake: the phases of a join, races, and refusals. No Spark, no JVM."""
 
 from __future__ import annotations
 
@@ -29,43 +29,43 @@ TIME_MS = LEASE_END_MS + Milliseconds(5_000)
 
 
 def at(ms: Milliseconds) -> Clock:
-    """A clock that stands still."""
+    """Return a stopped clock."""
     return Clock(us_from_ms(ms))
 
 
 @pytest.fixture
 def generation_id(lake: Lake) -> str:
-    """Two nodes in the ring, and the generation of a third, inserted."""
+    """Two nodes in the ring, and the inserted generation of a third."""
     ring_of(lake, (1, 2))
     return inserted(lake, 3)
 
 
 @pytest.fixture
 def prepared(lake: Lake, generation_id: str) -> str:
-    """The same with its switch prepared."""
+    """That generation with its switch prepared."""
     switch.prepare_switch(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
     return generation_id
 
 
-def ask(lake: Lake, at_ms: Milliseconds, now_ms: Milliseconds) -> VnodeExplanation:
+def explain(lake: Lake, at_ms: Milliseconds, now_ms: Milliseconds) -> VnodeExplanation:
     """Explain a write."""
     return StreamSources(lake).generations.explain(3, us_from_ms(at_ms), us_from_ms(now_ms))
 
 
 def test_a_join_prepares_is_acknowledged_and_committed(lake: Lake, generation_id: str) -> None:
-    """The timestamp is the last lease end and the margin; ledger, cdc_local and the switch say the same."""
+    """The timestamp is the last lease end plus the margin, in the ledger, cdc_local and the switch."""
     assert bootstrap.introduce_generation(lake, NOON, TWO_PHASE, generation_id) == TIME_MS
     [row] = lake.read(GENERATION_SWITCHES).to_pylist()
     assert (row["phase"], row["initiator"], row["decided_by"]) == ("committed", HOSTS[2], HOSTS[2])
     assert row["participants"] == row["acknowledged"] == HOSTS
     assert row["lease_ends"] == [datetime_from_ms(LEASE_END_MS)] * 3
     [ledger] = lake.read(GENERATIONS).to_pylist()
-    local = {each["key"]: each for each in lake.read(CDC_LOCAL).to_pylist()}
+    local = {row_of_node["key"]: row_of_node for row_of_node in lake.read(CDC_LOCAL).to_pylist()}
     assert ledger["time"] == row["time"] == local["cdc_local"]["streams_timestamp"] == datetime_from_ms(TIME_MS)
 
 
-def test_a_join_again_changes_nothing(lake: Lake, generation_id: str) -> None:
-    """Later, and with the setting turned off meanwhile: what is committed stays."""
+def test_a_repeated_join_changes_nothing(lake: Lake, generation_id: str) -> None:
+    """A commit is final, also later and after the setting was disabled."""
     bootstrap.introduce_generation(lake, NOON, TWO_PHASE, generation_id)
     versions = [lake.version(table) for table in (GENERATION_SWITCHES, SWITCH_PROMISES, GENERATIONS, CDC_LOCAL)]
     assert (
@@ -75,21 +75,21 @@ def test_a_join_again_changes_nothing(lake: Lake, generation_id: str) -> None:
 
 
 def test_without_the_setting_there_is_no_switch(lake: Lake, generation_id: str) -> None:
-    """The documents' way: 65 s from now, and neither table is made."""
+    """Without the setting, the generation starts in 65 s, as documented, and neither table is created."""
     assert bootstrap.introduce_generation(lake, NOON, Settings(), generation_id) == NOON_MS + 65_000
     assert not lake.exists(GENERATION_SWITCHES)
     assert not lake.exists(SWITCH_PROMISES)
 
 
-def test_a_begun_switch_is_finished_with_the_setting_off(lake: Lake, prepared: str) -> None:
-    """Nodes may have promised: the documents' timestamp could be before a lease end."""
+def test_a_prepared_switch_is_completed_with_the_setting_off(lake: Lake, prepared: str) -> None:
+    """Nodes may have promised, and the documented timestamp could be before a lease end."""
     assert (
         bootstrap.introduce_generation(lake, at(Milliseconds(NOON_MS + 1_000)), Settings(), prepared) == TIME_MS + 1_000
     )
 
 
-def test_joins_one_after_the_other_get_later_times(lake: Lake, generation_id: str) -> None:
-    """At one stopped clock too, and a clock that is set back far is refused before anything is promised."""
+def test_consecutive_joins_get_later_times(lake: Lake, generation_id: str) -> None:
+    """Also with a stopped clock; a clock set far back is refused before any promise."""
     first = bootstrap.introduce_generation(lake, NOON, TWO_PHASE, generation_id)
     bootstrap.admit_node(lake, generation_id)
     inbox_row = lake.read(GENERATIONS).to_pylist()[0] | {"published_at": datetime_from_us(Microseconds(0))}
@@ -101,18 +101,18 @@ def test_joins_one_after_the_other_get_later_times(lake: Lake, generation_id: st
     assert bootstrap.introduce_generation(lake, NOON, TWO_PHASE, second) == first + 1
 
 
-def test_of_two_joins_at_once_one_waits(lake: Lake, prepared: str) -> None:
-    """The register takes one undecided switch at a time."""
+def test_one_of_two_concurrent_joins_waits(lake: Lake, prepared: str) -> None:
+    """The register accepts one undecided switch at a time."""
     other = inserted(lake, 4)
     with pytest.raises(StateError, match=f"must wait: the switch to {prepared} is undecided"):
         switch.prepare_switch(lake, NOON, TWO_PHASE, other, host(4), [*HOSTS, host(4)])
     switch.abort_switch(lake, at(DEADLINE_MS), prepared, "a test")
-    begun = switch.prepare_switch(lake, at(DEADLINE_MS), TWO_PHASE, other, host(4), [*HOSTS, host(4)])
-    assert begun.phase is SwitchPhase.PREPARING
+    prepared_switch = switch.prepare_switch(lake, at(DEADLINE_MS), TWO_PHASE, other, host(4), [*HOSTS, host(4)])
+    assert prepared_switch.phase is SwitchPhase.PREPARING
 
 
 def test_a_partial_generation_is_not_acknowledged(lake: Lake, prepared: str) -> None:
-    """A row is lost after the preparation: no participant promises, and at the deadline the switch is aborted."""
+    """If a row is lost after the preparation, no participant promises, and the deadline aborts the switch."""
     end = lake.read(GENERATION_DESCRIPTIONS_V2)["range_end"][0].as_py()
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
     with pytest.raises(StateError, match="num_ranges claims 12 rows, 11 are there"):
@@ -122,7 +122,7 @@ def test_a_partial_generation_is_not_acknowledged(lake: Lake, prepared: str) -> 
 
 
 def test_a_missing_answer_aborts_at_the_deadline_and_not_before(lake: Lake, prepared: str) -> None:
-    """One has answered; until the deadline nobody may abort, from then on nobody may answer."""
+    """Until the deadline an abort is refused, and from then on an acknowledgement."""
     switch.acknowledge_switch(lake, NOON, TWO_PHASE, prepared, HOSTS[:1])
     with pytest.raises(StateError, match="from its deadline on"):
         switch.abort_switch(lake, at(Milliseconds(DEADLINE_MS - 1)), prepared, "a test")
@@ -135,49 +135,49 @@ def test_a_missing_answer_aborts_at_the_deadline_and_not_before(lake: Lake, prep
     assert switch.abort_switch(lake, at(Milliseconds(DEADLINE_MS + 9)), prepared, "another") == aborted
 
 
-def test_all_answers_are_committed_however_late_and_never_aborted(lake: Lake, prepared: str) -> None:
-    """The initiator dies before it commits: anybody does, at any time, and the time is the leases'."""
+def test_a_fully_acknowledged_switch_is_committed_however_late(lake: Lake, prepared: str) -> None:
+    """If the initiator dies before the commit, any process commits at any time, with the leases' timestamp."""
     switch.acknowledge_switch(lake, NOON, TWO_PHASE, prepared, HOSTS)
     with pytest.raises(StateError, match="have acknowledged; commit it"):
         switch.abort_switch(lake, at(DEADLINE_MS), prepared, "a test")
-    done = switch.advance_switch(lake, at(Milliseconds(NOON_MS + 3_600_000)), TWO_PHASE, prepared, "a test")
-    assert (done.phase, done.time_ms, done.decided_by) == (SwitchPhase.COMMITTED, TIME_MS, "a test")
+    decided = switch.advance_switch(lake, at(Milliseconds(NOON_MS + 3_600_000)), TWO_PHASE, prepared, "a test")
+    assert (decided.phase, decided.time_ms, decided.decided_by) == (SwitchPhase.COMMITTED, TIME_MS, "a test")
     with pytest.raises(StateError, match="a decision is final"):
         switch.abort_switch(lake, at(Milliseconds(NOON_MS + 3_600_000)), prepared, "a test")
 
 
 def test_a_join_after_an_abort_names_the_next_command(lake: Lake, prepared: str) -> None:
-    """Killed after the preparation, started again after the deadline: aborted, and the event may be taken back."""
+    """If the join restarts after the deadline, the switch is aborted, and the event may be withdrawn."""
     late = at(DEADLINE_MS)
     event = inbox.find_event(lake, generation_id=prepared)
     for _ in range(2):
         with pytest.raises(StateError, match=r"was aborted at .* queue the node again"):
             bootstrap.introduce_generation(lake, late, TWO_PHASE, prepared)
     inbox.withdraw_event(lake, late, event.event_id)
-    again = inserted(lake, 3, late)
-    assert bootstrap.introduce_generation(lake, late, TWO_PHASE, again) == DEADLINE_MS + 70_000
+    requeued = inserted(lake, 3, late)
+    assert bootstrap.introduce_generation(lake, late, TWO_PHASE, requeued) == DEADLINE_MS + 70_000
 
 
-def test_a_join_under_a_switch_is_not_withdrawn(lake: Lake, prepared: str) -> None:
-    """Somebody may commit it at any moment."""
+def test_a_join_with_an_undecided_switch_is_not_withdrawn(lake: Lake, prepared: str) -> None:
+    """Another process may commit the switch at any time."""
     event = inbox.find_event(lake, generation_id=prepared)
     with pytest.raises(StateError, match="is being switched to"):
         inbox.withdraw_event(lake, NOON, event.event_id)
 
 
-def test_a_promise_stays_the_first_one(lake: Lake, prepared: str) -> None:
-    """An answer that was lost is given again as it was; one that has run out meanwhile is not given at all."""
+def test_the_first_promise_is_final(lake: Lake, prepared: str) -> None:
+    """A lost acknowledgement is repeated unchanged; an expired one is not repeated."""
     switch._record_promises(lake, NOON, switches.find_switch(lake, prepared), {HOSTS[0]: LEASE_END_MS})
-    done = switch.acknowledge_switch(lake, at(Milliseconds(NOON_MS + 7_000)), TWO_PHASE, prepared, HOSTS[:1])
-    assert done.lease_of(HOSTS[0]) == LEASE_END_MS
-    switch._record_promises(lake, NOON, done, {HOSTS[1]: Milliseconds(NOON_MS + 13_000)})
+    acknowledged = switch.acknowledge_switch(lake, at(Milliseconds(NOON_MS + 7_000)), TWO_PHASE, prepared, HOSTS[:1])
+    assert acknowledged.lease_of(HOSTS[0]) == LEASE_END_MS
+    switch._record_promises(lake, NOON, acknowledged, {HOSTS[1]: Milliseconds(NOON_MS + 13_000)})
     with pytest.raises(StateError, match="before the acknowledgement"):
         switch.acknowledge_switch(lake, at(Milliseconds(NOON_MS + 8_000)), TWO_PHASE, prepared, HOSTS[1:2])
     assert switches.find_switch(lake, prepared).missing == tuple(HOSTS[1:])
 
 
-def test_only_participants_answer(lake: Lake, prepared: str) -> None:
-    """And only to a switch that there is; nothing is promised otherwise."""
+def test_only_participants_acknowledge(lake: Lake, prepared: str) -> None:
+    """Only participants of an existing switch can acknowledge; otherwise nothing is promised."""
     with pytest.raises(NotFound, match="is no participant"):
         switch.acknowledge_switch(lake, NOON, TWO_PHASE, prepared, [host(9)])
     with pytest.raises(NotFound, match="there is no switch"):
@@ -185,8 +185,8 @@ def test_only_participants_answer(lake: Lake, prepared: str) -> None:
     assert not lake.exists(SWITCH_PROMISES)
 
 
-def test_a_lease_that_clocks_can_outrun_is_refused(lake: Lake, generation_id: str) -> None:
-    """A lease not longer than the margin would be promised by a clock that was just set back."""
+def test_a_lease_within_the_clock_margin_is_refused(lake: Lake, generation_id: str) -> None:
+    """A clock that was just set back could promise a lease no longer than the margin."""
     short = Settings(two_phase_switch=True, switch_lease_ms=Milliseconds(5_000), switch_margin_ms=Milliseconds(5_000))
     with pytest.raises(InputError, match="set switch_lease_ms above switch_margin_ms"):
         bootstrap.introduce_generation(lake, NOON, short, generation_id)
@@ -194,7 +194,7 @@ def test_a_lease_that_clocks_can_outrun_is_refused(lake: Lake, generation_id: st
 
 
 def test_writes_past_the_first_lease_end_wait_for_the_decision(lake: Lake, generation_id: str) -> None:
-    """UNDECIDED from the first lease end on and not a microsecond before; accepted as soon as it is decided."""
+    """UNDECIDED exactly from the first lease end on; accepted as soon as the switch is decided."""
     bootstrap.introduce_generation(lake, at(Milliseconds(NOON_MS - 600_000)), TWO_PHASE, generation_id)
     bootstrap.admit_node(lake, generation_id)
     row = lake.read(GENERATIONS).to_pylist()[0] | {"published_at": datetime_from_us(Microseconds(0))}
@@ -202,57 +202,55 @@ def test_writes_past_the_first_lease_end_wait_for_the_decision(lake: Lake, gener
     second = inserted(lake, 4)
     hosts = [*HOSTS, host(4)]
     switch.prepare_switch(lake, NOON, TWO_PHASE, second, host(4), hosts)
-    assert ask(lake, Milliseconds(NOON_MS + 99_000), Milliseconds(NOON_MS + 95_000)).accepted  # nobody has promised yet
+    assert explain(lake, Milliseconds(NOON_MS + 99_000), Milliseconds(NOON_MS + 95_000)).accepted  # no promise yet
     switch.acknowledge_switch(lake, NOON, TWO_PHASE, second, hosts[1:])
-    refused = ask(lake, LEASE_END_MS, LEASE_END_MS)
+    refused = explain(lake, LEASE_END_MS, LEASE_END_MS)
     assert refused.verdict is WriteVerdict.UNDECIDED
     assert "a generation switch is undecided since 2023-11-14T22:13:20.000Z; " in refused.reason
     assert f"cdc-platform switch show {second}" in refused.reason
-    assert ask(lake, Milliseconds(LEASE_END_MS - 1), Milliseconds(LEASE_END_MS - 1)).accepted
+    assert explain(lake, Milliseconds(LEASE_END_MS - 1), Milliseconds(LEASE_END_MS - 1)).accepted
     switch.abort_switch(lake, at(LEASE_END_MS), second, "a test")
-    assert ask(lake, LEASE_END_MS, LEASE_END_MS).accepted
+    assert explain(lake, LEASE_END_MS, LEASE_END_MS).accepted
 
 
 def test_a_committed_generation_counts_before_it_is_in_the_ledger(lake: Lake, prepared: str) -> None:
-    """The switch is the decision: a write after its time goes there even if the join was killed right then."""
+    """The switch is the decision: a later write uses the generation even if the join was killed right then."""
     switch.advance_switch(lake, NOON, TWO_PHASE, prepared, "a test")
-    told = ask(lake, TIME_MS, TIME_MS)
-    assert (told.verdict, told.generation and told.generation.id) == (WriteVerdict.OK, prepared)
-    assert ask(lake, Milliseconds(TIME_MS - 1), Milliseconds(TIME_MS - 1)).verdict is WriteVerdict.NO_STREAM
+    answer = explain(lake, TIME_MS, TIME_MS)
+    assert (answer.verdict, answer.generation and answer.generation.id) == (WriteVerdict.OK, prepared)
+    assert explain(lake, Milliseconds(TIME_MS - 1), Milliseconds(TIME_MS - 1)).verdict is WriteVerdict.NO_STREAM
 
 
-def test_a_decision_while_explain_reads_is_not_missed(
-    lake: Lake, prepared: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Committed between two of its reads: the write waits, or goes to the new generation, but never to none."""
+def test_a_decision_during_explain_is_not_missed(lake: Lake, prepared: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a commit between two reads, the write waits or uses the new generation, but never none."""
     switch.acknowledge_switch(lake, NOON, TWO_PHASE, prepared, HOSTS)
     read = generations.read_ledger
 
-    def decided_right_before(*given: Any) -> Any:
+    def commit_and_read(*arguments: Any) -> Any:
         monkeypatch.undo()
         switch.commit_switch(lake, NOON, TWO_PHASE, prepared, "a test")
-        return read(*given)
+        return read(*arguments)
 
     operating(lake, (1, 2), Milliseconds(NOON_MS - 600_000))
-    monkeypatch.setattr(generations, "read_ledger", decided_right_before)
-    assert ask(lake, TIME_MS, TIME_MS).verdict is WriteVerdict.UNDECIDED
-    told = ask(lake, TIME_MS, TIME_MS)
-    assert (told.verdict, told.generation and told.generation.id) == (WriteVerdict.OK, prepared)
+    monkeypatch.setattr(generations, "read_ledger", commit_and_read)
+    assert explain(lake, TIME_MS, TIME_MS).verdict is WriteVerdict.UNDECIDED
+    answer = explain(lake, TIME_MS, TIME_MS)
+    assert (answer.verdict, answer.generation and answer.generation.id) == (WriteVerdict.OK, prepared)
 
 
-def test_a_row_that_another_process_writes_meanwhile_is_reread(lake: Lake, prepared: str) -> None:
-    """Between the read and the commit of one writer another one commits: the rule is asked twice, both rows stay."""
-    asked: list[int] = []
+def test_a_concurrently_written_row_is_reread(lake: Lake, prepared: str) -> None:
+    """If another writer commits in between, the rule runs again, and both rows remain."""
+    calls: list[int] = []
 
     def rule(rows: pa.Table) -> pa.Table:
-        asked.append(rows.num_rows)
-        if len(asked) == 1:
+        calls.append(rows.num_rows)
+        if len(calls) == 1:
             switch.acknowledge_switch(lake, NOON, TWO_PHASE, prepared, HOSTS[:1])
         row = rows.to_pylist()[0]
         return pa.Table.from_pylist([row | {"generation_id": host(8), "phase": "aborted"}], schema=rows.schema)
 
     lake.transact(GENERATION_SWITCHES, rule)
-    assert asked == [1, 1]
+    assert calls == [1, 1]
     assert len(switches.read_switches(lake)) == 2
     assert switches.find_switch(lake, prepared).lease_of(HOSTS[0]) == LEASE_END_MS
 
@@ -278,8 +276,8 @@ for generation in sys.stdin:
 """
 
 
-def test_two_processes_decide_at_once_and_both_read_who_won(lake: Lake, tmp_path: Path) -> None:
-    """By one clock the deadline has passed, by the other there is time to answer and commit: one decision each time."""
+def test_two_concurrent_deciders_read_one_decision(lake: Lake, tmp_path: Path) -> None:
+    """One process is past the deadline and the other is not; they agree on one decision each time."""
     ring_of(lake, (1, 2))
     racers = [
         subprocess.Popen(
@@ -302,11 +300,11 @@ def test_two_processes_decide_at_once_and_both_read_who_won(lake: Lake, tmp_path
                 assert racer.stdin is not None
                 racer.stdin.write(f"{generation_id}\n")
                 racer.stdin.flush()
-            told = [racer.stdout.readline() for racer in racers if racer.stdout is not None]
+            outputs = [racer.stdout.readline() for racer in racers if racer.stdout is not None]
             final = switches.find_switch(lake, generation_id)
-            said = f"{final.phase} {final.time_ms} {final.decided_by}\n"
+            expected = f"{final.phase} {final.time_ms} {final.decided_by}\n"
             assert final.is_decided
-            assert set(told) == {said}
+            assert set(outputs) == {expected}
             winners.append(final.decided_by)
     finally:
         for racer in racers:

@@ -1,4 +1,4 @@
-"""Whole joins with the two-phase switch turned on, to their published timestamps. On Spark."""
+"""Whole joins with the two-phase switch enabled, up to their published timestamps. On Spark."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from cdc_platform.metastore import generations, inbox, switches
 from cdc_platform.tables import CDC_LOCAL, GENERATION_TIMESTAMPS, STREAMS_DESCRIPTIONS_V2
 
 
-def test_switched_joins_end_published(workers: TaskRunner, lake: Lake) -> None:
-    """The first node switches alone, the second with the first; both are published under their switches' times."""
+def test_switched_joins_are_published(workers: TaskRunner, lake: Lake) -> None:
+    """The first node switches alone, the second with the first; both are published with their switches' times."""
     times = []
     for number in (1, 2):
         event = inbox.queue_join(lake, NOON, request(number))
-        done = steps.run_join(workers, lake, NOON, TWO_PHASE, event.generation_id)
+        result = steps.run_join(workers, lake, NOON, TWO_PHASE, event.generation_id)
         switch = switches.find_switch(lake, event.generation_id)
-        assert switch.participants == tuple(host(each) for each in range(1, number + 1))
-        assert (switch.time_ms, switch.initiator) == (done.time_ms, host(number))
-        published = generations.read_published_range_ends(lake, done.time_ms)
+        assert switch.participants == tuple(host(host_number) for host_number in range(1, number + 1))
+        assert (switch.time_ms, switch.initiator) == (result.time_ms, host(number))
+        published = generations.read_published_range_ends(lake, result.time_ms)
         assert published.tolist() == generations.read_v2_range_ends(lake, event.generation_id).tolist()
-        times.append(done.time_ms)
+        times.append(result.time_ms)
     assert times == [NOON_MS + 70_000, NOON_MS + 70_001]
     listed = lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist()
     assert sorted(listed) == [datetime_from_ms(time) for time in times]

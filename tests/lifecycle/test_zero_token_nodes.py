@@ -1,4 +1,4 @@
-"""Nodes without tokens: accepted by every door, without vnode and stream, and told of generations."""
+"""Nodes without tokens: every entry point accepts them, they have no vnode or stream, and they learn of generations."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ NOON = Clock(stopped_at_us=Microseconds(1_700_000_000_000_000))
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
     """A lake with one node that owns tokens."""
-    made = Lake(tmp_path / "lake")
-    write_nodes(made, [member(1, [-5, 5])])
-    return made
+    lake_with_node = Lake(tmp_path / "lake")
+    write_nodes(lake_with_node, [member(1, [-5, 5])])
+    return lake_with_node
 
 
-def fields(number: int, **said: Any) -> dict[str, Any]:
-    """A join file of a zero-token node."""
-    return {**node_fields(number), "tokens": []} | said
+def join_fields(number: int, **changes: Any) -> dict[str, Any]:
+    """Return the fields of a zero-token node's join file."""
+    return {**node_fields(number), "tokens": []} | changes
 
 
-def request(number: int, **said: Any) -> JoinRequest:
-    """The request of a zero-token node."""
-    return JoinRequest.model_validate_json(json.dumps(fields(number, **said)))
+def request(number: int, **changes: Any) -> JoinRequest:
+    """Return the request of a zero-token node."""
+    return JoinRequest.model_validate_json(json.dumps(join_fields(number, **changes)))
 
 
 def member(number: int, tokens: list[int]) -> Node:
-    """A node of the ring."""
+    """Return a node of the ring."""
     return inbox.node_from_request(request(number), tokens, "NORMAL")
 
 
 @pytest.mark.parametrize("said", [{"tokens": []}, {"tokens": None, "num_tokens": 0}])
-def test_it_joins_at_once_and_makes_no_generation(said: dict[str, Any], lake: Lake) -> None:
-    """The same request again changes nothing; no event waits, and no range is added."""
+def test_a_zero_token_node_joins_at_once_without_a_generation(said: dict[str, Any], lake: Lake) -> None:
+    """A repeated request changes nothing; no event is queued, and no range is added."""
     joined = join_zero_token_node(lake, request(2, **said))
     assert (joined.node.tokens, joined.node.status) == ((), "NORMAL")
     versions = [lake.version(table) for table in (NODES, CDC_LOCAL, BOOTSTRAP_EVENTS, GENERATIONS)]
@@ -59,7 +59,7 @@ def test_it_joins_at_once_and_makes_no_generation(said: dict[str, Any], lake: La
 
 
 def test_the_first_node_owns_tokens(tmp_path: Path) -> None:
-    """As in ScyllaDB."""
+    """As in ScyllaDB, the first node needs tokens."""
     empty = Lake(tmp_path / "empty")
     with pytest.raises(StateError, match="the first node of a cluster owns tokens"):
         join_zero_token_node(empty, request(1))
@@ -67,18 +67,18 @@ def test_the_first_node_owns_tokens(tmp_path: Path) -> None:
 
 
 def test_a_host_joins_once(lake: Lake) -> None:
-    """A node of the ring, one that waits in the inbox, one with other content."""
+    """A node of the ring, a queued node and a node with changed fields are refused."""
     inbox.queue_join(lake, NOON, JoinRequest.model_validate_json(json.dumps(node_fields(3, tokens=[77]))))
     join_zero_token_node(lake, request(2))
-    for number, said in ((1, {}), (3, {}), (2, {"rack": "another"})):
+    for number, changes in ((1, {}), (3, {}), (2, {"rack": "another"})):
         with pytest.raises(InputError, match="is in the ring or waits to join already"):
-            join_zero_token_node(lake, request(number, **said))
+            join_zero_token_node(lake, request(number, **changes))
 
 
 def test_a_ring_of_zero_token_nodes_alone_has_no_streams(tmp_path: Path) -> None:
-    """Nothing divides by its tokens: whatever needs one refuses in a line."""
+    """Commands on such a ring never divide by its tokens and refuse in one line."""
     home = tmp_path / "home"
-    (tmp_path / "ring.json").write_text(json.dumps([fields(1) | {"features": []}]))
+    (tmp_path / "ring.json").write_text(json.dumps([join_fields(1) | {"features": []}]))
     assert run("--home", home, "import", tmp_path / "ring.json").exit_code == 0
     with pytest.raises(StateError, match="no node is in the ring yet that owns tokens"):
         repair.check_newest_generation(Lake(home / "lake"))
@@ -95,10 +95,10 @@ def test_a_ring_of_zero_token_nodes_alone_has_no_streams(tmp_path: Path) -> None
         assert "Traceback" not in answer.stderr
 
 
-def test_a_ring_with_one_comes_out_as_it_went_in(tmp_path: Path) -> None:
-    """`ring --json` writes what `import` reads; people see which node it is."""
+def test_a_ring_with_a_zero_token_node_survives_export_and_import(tmp_path: Path) -> None:
+    """`import` reads the output of `ring --json`, and the text output counts zero-token nodes."""
     home, other = tmp_path / "home", tmp_path / "other"
-    (tmp_path / "ring.json").write_text(json.dumps([{**node_fields(1), "tokens": [-5, 5]}, fields(2)]))
+    (tmp_path / "ring.json").write_text(json.dumps([{**node_fields(1), "tokens": [-5, 5]}, join_fields(2)]))
     assert run("--home", home, "import", tmp_path / "ring.json").exit_code == 0
     assert "2 nodes, 1 of them zero-token; 2 ranges" in run("--home", home, "ring").stdout
     written = run("--home", home, "ring", "--json").stdout
@@ -114,33 +114,33 @@ def test_a_ring_with_one_comes_out_as_it_went_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.long("a JVM's start")
-def test_it_learns_of_generations(tmp_path: Path) -> None:
-    """Of the newest as it joins, of later ones as they are published; explain, check and repair do with it."""
+def test_a_zero_token_node_learns_of_generations(tmp_path: Path) -> None:
+    """It learns of the newest generation as it joins, and of later ones; explain, check and repair accept it."""
     home = tmp_path / "home"
     for number, tokens in ((1, [-5, 5]), (2, [-7, 7])):
         (tmp_path / "node.json").write_text(json.dumps(node_fields(number, tokens=tokens)))
         assert run("--home", home, "bootstrap", tmp_path / "node.json", "--run").exit_code == 0
         if number == 1:
-            (tmp_path / "zero.json").write_text(json.dumps(fields(9)))
+            (tmp_path / "zero.json").write_text(json.dumps(join_fields(9)))
             first = run("--home", home, "bootstrap", tmp_path / "zero.json", "--json")
             assert (first.exit_code, first.json["zero_token"], first.json["status"]) == (0, True, "NORMAL")
             assert run("--home", home, "bootstrap", tmp_path / "zero.json", "--run", "--json").json == first.json
-            kept = cdc_local.read_node_generation_id(Lake(home / "lake"), fields(9)["host_id"])
-            assert kept is not None
-            assert str(kept.uuid) == first.json["generation_id"]
+            stored = cdc_local.read_node_generation_id(Lake(home / "lake"), join_fields(9)["host_id"])
+            assert stored is not None
+            assert str(stored.uuid) == first.json["generation_id"]
     lake = Lake(home / "lake")
-    kept = cdc_local.read_node_generation_ids(lake)
-    assert kept[fields(9)["host_id"]] == kept[fields(2)["host_id"]]
+    stored = cdc_local.read_node_generation_ids(lake)
+    assert stored[join_fields(9)["host_id"]] == stored[join_fields(2)["host_id"]]
     assert run("--home", home, "check").exit_code == 0
     assert not run("--home", home, "repair", "--dry-run", "--json").json["needed"]
     shares = run("--home", home, "ring", "--colocation", "latest", "--json").json
-    zero = next(node for node in shares["nodes"] if node["host_id"] == fields(9)["host_id"])
+    zero = next(node for node in shares["nodes"] if node["host_id"] == join_fields(9)["host_id"])
     assert (zero["share_of_ring"], zero["vnode_colocation"], zero["shard_colocation"]) == (0, None, None)
     assert shares["shard_colocation"] == 1
 
 
 def test_files_of_zero_token_nodes_are_imported(tmp_path: Path) -> None:
-    """From `system.topology` as a null and as an empty set."""
+    """`system.topology` has their tokens as null or as an empty set."""
     lake = Lake(tmp_path / "lake")
     head = "host_id,datacenter,ignore_msb,node_state,rack,shard_count,tokens"
     rows = ["{},dc1,12,normal,r1,2,\"{{'1'}}\"", "{},dc1,12,normal,r1,2,", "{},dc1,12,normal,r1,2,{{}}"]
