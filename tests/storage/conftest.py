@@ -1,4 +1,4 @@
-"""What tests of a Spark cluster before a store share."""
+"""Fixtures for tests of a Spark cluster with a store."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def entered(cluster_process: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def cluster(entered: Cluster) -> Cluster:
-    """Two workers that see neither this project nor its environment nor the driver's folder; they find the store."""
+    """Two workers that see neither this project nor its environment nor the driver's folder, and have the store."""
     entered.finds("plain", "plain")
     return entered
 

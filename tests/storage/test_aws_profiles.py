@@ -1,4 +1,4 @@
-"""A store by a profile of AWS's: its key, region and endpoint are taken by all that speaks to the store."""
+"""All code that connects to the store uses an AWS profile's key, region and endpoint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from support.store.s3 import S3, SECRET
 
 @pytest.fixture
 def profiles(s3: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """A user's folder with a profile `team` that leads to a door which asks for its key; no other variable does."""
+    """A user's folder with a profile `team`, whose endpoint requires its key; no other variable leads there."""
     environment = by_profile(s3, tmp_path / "user")
     for name in INSTEAD_OF:
         monkeypatch.delenv(name)
@@ -22,8 +22,8 @@ def profiles(s3: S3, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path / "user" / ".aws"
 
 
-def test_a_home_lives_by_a_profile(s3: S3, profiles: Path, tmp_path: Path) -> None:
-    """A join, look-ups, a table, every byte of it, and a copy: what is named by no variable is taken of the profile."""
+def test_home_works_with_a_profile(s3: S3, profiles: Path, tmp_path: Path) -> None:
+    """Join, read-only commands, a table, a deep check and a copy take all missing settings from the profile."""
     address = f"{s3.bucket()}/h"
     (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
     for words in (
@@ -49,10 +49,10 @@ def test_a_home_lives_by_a_profile(s3: S3, profiles: Path, tmp_path: Path) -> No
         ("open", "the endpoint_url of AWS_PROFILE open contains a user, a password or a query"),
     ],
 )
-def test_a_profile_that_does_not_do_is_one_line(
+def test_unusable_profile_is_one_line(
     s3: S3, profiles: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, profile: str, due: str
 ) -> None:
-    """Which one, what is wrong with it and what to do; no secret is told."""
+    """The line has the profile, its fault and a remedy, and no secret."""
     monkeypatch.setenv("AWS_PROFILE", profile)
     (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
     for words in (("generations",), ("bootstrap", tmp_path / "node1.json", "--run")):
@@ -62,8 +62,8 @@ def test_a_profile_that_does_not_do_is_one_line(
     assert profiles.is_dir()
 
 
-def test_a_profile_whose_key_is_refused_is_one_line(s3: S3, profiles: Path) -> None:
-    """The control of the door: by another key nothing goes."""
+def test_profile_with_a_refused_key_is_one_line(s3: S3, profiles: Path) -> None:
+    """As a control, the endpoint refuses another key."""
     (profiles / "credentials").write_text("[team]\naws_access_key_id = other\naws_secret_access_key = x\n")
     done = run("--home", f"{s3.bucket()}/h", "generations")
     assert (done.exit_code, done.stderr.count("\n"), "(403 Forbidden)" in done.stderr) == (2, 1, True), done

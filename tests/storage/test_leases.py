@@ -1,4 +1,4 @@
-"""What one process has in a store: refused to others while it is put anew, taken over when it is not."""
+"""A lease in a store is refused to other processes while its holder renews it, and taken over once it is stale."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ with leases.hold_store_lock(parse_path(sys.argv[1]), "home is up"):
     print("held", flush=True)
     sys.stdin.read()
 """
-_IN_TURN = """
+_LOCK_HOLDER = """
 import sys
 from cdc_platform.delta import locks
 from cdc_platform.storage import leases
@@ -43,27 +43,27 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def place(s3: S3) -> ObjectStorePath:
-    """Where a lease is, in a bucket of its own."""
-    found = parse_path(f"{s3.bucket()}/home/up.lease.json")
-    assert isinstance(found, ObjectStorePath)
-    return found
+    """The path of a lease, in a separate bucket."""
+    path = parse_path(f"{s3.bucket()}/home/up.lease.json")
+    assert isinstance(path, ObjectStorePath)
+    return path
 
 
 @pytest.fixture
 def holder(place: ObjectStorePath) -> Iterator[subprocess.Popen[str]]:
-    """Another process that has the lease, and puts it anew twice a second."""
-    with running(_HOLDER, str(place), "0.5") as process:
+    """Another process that has the lease and renews it twice a second."""
+    with run_holder(_HOLDER, str(place), "0.5") as process:
         yield process
 
 
-def is_free(place: StoragePath) -> bool:
-    """Whether the next one would have it at once; it is there, and says so."""
-    return json.loads(place.read())["id"] == ""
+def is_free(lease: StoragePath) -> bool:
+    """Return True if the lease exists and states that it is released."""
+    return json.loads(lease.read())["id"] == ""
 
 
 @contextmanager
-def running(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
-    """A process of a program that has said that it has what it holds; it is killed in the end."""
+def run_holder(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
+    """Run a program, wait until it has its lock, and kill it when the block exits."""
     command, pipe = [sys.executable, "-c", program, *words], subprocess.PIPE
     with subprocess.Popen(command, text=True, stdin=pipe, stdout=pipe, stderr=pipe) as process:
         assert process.stdout is not None
@@ -73,18 +73,18 @@ def running(program: str, *words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 @contextmanager
-def held(place: ObjectStorePath) -> Iterator[leases.StoreLock]:
-    """Hold a lock that nobody else has."""
-    lock = leases.StoreLock(place)
+def hold_lock(path: ObjectStorePath) -> Iterator[leases.StoreLock]:
+    """Hold a free lock."""
+    lock = leases.StoreLock(path)
     assert lock.try_acquire()
     yield lock
     lock.release()
 
 
-def test_a_held_lease_is_refused_and_later_released(
+def test_held_lease_is_refused_and_later_released(
     place: ObjectStorePath, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """At once where it changes, with the holder's name; when that one ends well, without a wait."""
+    """A refusal is immediate and names the holder; after a normal exit the lease is free without a wait."""
     with (
         pytest.raises(StateError, match=rf"^home is up already .*\(process {holder.pid} on "),
         leases.hold_store_lock(place, "home is up"),
@@ -98,29 +98,27 @@ def test_a_held_lease_is_refused_and_later_released(
     assert is_free(place)
 
 
-def test_the_lease_of_a_killed_process_is_taken_over(
+def test_lease_of_a_killed_process_is_taken_over(
     place: ObjectStorePath, holder: subprocess.Popen[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Not before it is stale, and by one of those who wait."""
+    """A waiting process takes over the lease, and only once it is stale."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 3.0)
     holder.kill()
     holder.wait(30)
-    began = time.monotonic()
+    start = time.monotonic()
     with leases.hold_store_lock(place, "home is up"):
-        assert time.monotonic() - began >= 3
+        assert time.monotonic() - start >= 3
         assert not leases.StoreLock(place).try_acquire()
 
 
-def test_a_lease_that_goes_to_another_is_known_to_be_lost(
-    place: ObjectStorePath, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By its keeper's next look, with who has it; the other's is not taken away at the end."""
+def test_lost_lease_is_detected(place: ObjectStorePath, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next renewal detects it and names the new holder, whose lease is not released at the end."""
     monkeypatch.setattr(leases, "RENEWAL_SECONDS", 0.2)
-    with held(place) as lease:
+    with hold_lock(place) as lease:
         lease.assert_held("home is up")
-        seen = place.stat()
-        assert seen is not None
-        assert place.replace(b'{"id": "another", "number": 0, "who": "7 on another"}', seen.mark)
+        status = place.stat()
+        assert status is not None
+        assert place.replace(b'{"id": "another", "number": 0, "who": "7 on another"}', status.mark)
         await_true(lambda: lease.is_lost, 30, "its keeper's look")
         with pytest.raises(LockLost, match=r"^home is up elsewhere now \(process 7 on another\)") as lost:
             lease.assert_held("home is up")
@@ -128,16 +126,16 @@ def test_a_lease_that_goes_to_another_is_known_to_be_lost(
     assert b"another" in place.read()
 
 
-def test_a_lock_that_was_taken_over_fails_at_release(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A process that was stopped in it goes on to the block's end, and fails there; the other's turn is its own."""
+def test_lost_lock_fails_at_release(s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped process continues to the block's end and fails there; the other process still holds the lock."""
     monkeypatch.setattr(leases, "STALE_SECONDS", 2.0)
     lake = Lake(f"{s3.bucket()}/home/lake")
-    with running(_IN_TURN, str(lake.location)) as first:
+    with run_holder(_LOCK_HOLDER, str(lake.location)) as first:
         first.send_signal(signal.SIGSTOP)
         with locks.lake_lock(lake, "joins"):
             first.send_signal(signal.SIGCONT)
-            _, said = first.communicate("\n", timeout=60)
-            assert (first.returncode, "ConflictError: another process has taken over the lock joins" in said) == (
+            _, stderr = first.communicate("\n", timeout=60)
+            assert (first.returncode, "ConflictError: another process has taken over the lock joins" in stderr) == (
                 1,
                 True,
             )
@@ -146,26 +144,24 @@ def test_a_lock_that_was_taken_over_fails_at_release(s3: S3, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("takers", [0, 1, 3])
-def test_one_that_was_given_back_is_not_lost(
-    place: ObjectStorePath, takers: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where the store denies it, and whoever has had it meanwhile; nothing is done to the one who has it then."""
+def test_released_lease_is_not_lost(place: ObjectStorePath, takers: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the store denies the release, later holders do not make it lost, and the current one holds it."""
     replace, denied = ObjectStorePath.replace, list[bytes]()
 
-    def denying(self: ObjectStorePath, content: bytes, mark: str) -> str | None:
+    def deny_release(self: ObjectStorePath, content: bytes, mark: str) -> str | None:
         done = replace(self, content, mark)
         if denied or json.loads(content)["id"]:
             return done
         denied.append(content)
         for _ in range(takers):
-            with held(place):
+            with hold_lock(place):
                 pass
         assert last.try_acquire()
         return None
 
     last = leases.StoreLock(place)
-    monkeypatch.setattr(ObjectStorePath, "replace", denying)
-    with held(place) as lease:
+    monkeypatch.setattr(ObjectStorePath, "replace", deny_release)
+    with hold_lock(place) as lease:
         pass
     assert denied
     assert not lease.is_lost
@@ -175,11 +171,11 @@ def test_one_that_was_given_back_is_not_lost(
     assert not last.is_lost
 
 
-def test_a_lease_whose_file_was_removed_can_be_acquired(place: ObjectStorePath) -> None:
-    """Who had it says that it is lost; the next one has a new one."""
-    with held(place) as lease:
+def test_lease_with_a_removed_file_can_be_acquired(place: ObjectStorePath) -> None:
+    """Its holder reports that it is lost; the next one gets a new lease."""
+    with hold_lock(place) as lease:
         place.remove()
     assert lease.is_lost
-    with held(place) as again:
+    with hold_lock(place) as next_lease:
         pass
-    assert not again.is_lost
+    assert not next_lease.is_lost

@@ -1,4 +1,4 @@
-"""What the tests' S3 server answers by its short way is what moto answers; a parameter that it ignores leads past."""
+"""The fast path of the tests' S3 server answers as moto does; a parameter that moto ignores avoids that path."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from support.store.s3 import AUTHORIZED, S3
 
 _NAME = "a/1/zoë%20 &.json"
-_OTHERS = {"server", "date", "x-amzn-requestid", "access-control-allow-origin", "connection"}
+_SERVER_HEADERS = {"server", "date", "x-amzn-requestid", "access-control-allow-origin", "connection"}
 """What Flask and the server say of themselves."""
 Answer = tuple[int, dict[str, str], bytes]
 
@@ -27,31 +27,35 @@ def bucket(s3_process: S3) -> str:
 
 
 def ask(s3: S3, method: str, target: str, body: bytes = b"", headers: Mapping[str, str] | None = None) -> Answer:
-    """The answer to a request: its status, headers and body."""
-    there = http.client.HTTPConnection(urlsplit(s3.environment()["AWS_ENDPOINT_URL"]).netloc, timeout=30)
-    there.request(method, target, body=body, headers={**AUTHORIZED, **(headers or {})})
-    answer = there.getresponse()
-    told = {name.lower(): value for name, value in answer.getheaders()}
+    """Return the response to a request: its status, headers and body."""
+    connection = http.client.HTTPConnection(urlsplit(s3.environment()["AWS_ENDPOINT_URL"]).netloc, timeout=30)
+    connection.request(method, target, body=body, headers={**AUTHORIZED, **(headers or {})})
+    answer = connection.getresponse()
+    response_headers = {name.lower(): value for name, value in answer.getheaders()}
     content = answer.read()
-    there.close()
-    return answer.status, {name: value for name, value in told.items() if name not in _OTHERS}, content
+    connection.close()
+    return (
+        answer.status,
+        {name: value for name, value in response_headers.items() if name not in _SERVER_HEADERS},
+        content,
+    )
 
 
 def assert_same(s3: S3, method: str, target: str, headers: Mapping[str, str] | None = None) -> Answer:
-    """Hold that both ways give the same, but for what is drawn for each answer; it is given back."""
-    short = ask(s3, method, target, headers=headers)
-    whole = ask(s3, method, f"{target}{'&' if '?' in target else '?'}x=1", headers=headers)
-    drawn = rb"<(RequestId|NextContinuationToken)>[^<]*<"
-    assert short[:2] == whole[:2] or b"NextContinuationToken" in whole[2]
-    assert re.sub(drawn, b"<", short[2]) == re.sub(drawn, b"<", whole[2])
-    return short
+    """Assert that both paths give equal responses, except for drawn values; return the response."""
+    fast = ask(s3, method, target, headers=headers)
+    slow = ask(s3, method, f"{target}{'&' if '?' in target else '?'}x=1", headers=headers)
+    random_values = rb"<(RequestId|NextContinuationToken)>[^<]*<"
+    assert fast[:2] == slow[:2] or b"NextContinuationToken" in slow[2]
+    assert re.sub(random_values, b"<", fast[2]) == re.sub(random_values, b"<", slow[2])
+    return fast
 
 
 @pytest.mark.parametrize("headers", [{}, {"range": "bytes=2-5"}, {"range": "bytes=-3"}, {"range": "bytes=7-"}])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
 @pytest.mark.parametrize("name", [_NAME, "a/2/empty"])
-def test_an_object(s3_process: S3, bucket: str, method: str, name: str, headers: dict[str, str]) -> None:
-    """Whole, in part and its head, by a name of odd letters too."""
+def test_object(s3_process: S3, bucket: str, method: str, name: str, headers: dict[str, str]) -> None:
+    """Complete, partial and head requests are equal, also for a name with odd characters."""
     status, _, body = assert_same(s3_process, method, f"/{bucket}/{quote(name)}", headers)
     if name == _NAME:
         assert status == (206 if headers else 200)
@@ -60,19 +64,19 @@ def test_an_object(s3_process: S3, bucket: str, method: str, name: str, headers:
 
 @pytest.mark.parametrize("condition", ["if-match", "if-none-match"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_an_object_on_a_condition(s3_process: S3, bucket: str, method: str, condition: str) -> None:
-    """That its tag is, or is not, the one that is named, whether that is so or not."""
+def test_conditional_request(s3_process: S3, bucket: str, method: str, condition: str) -> None:
+    """The condition names the object's tag or another one, and requires or excludes it."""
     target = f"/{bucket}/{quote(_NAME)}"
     tag = ask(s3_process, "HEAD", target)[1]["etag"]
-    found = set()
-    for named in (tag, '"another"'):
-        found.add(assert_same(s3_process, method, target, {condition: named})[0])
-    assert found == ({200, 412} if condition == "if-match" else {200, 304})
+    statuses = set()
+    for tag_in_condition in (tag, '"another"'):
+        statuses.add(assert_same(s3_process, method, target, {condition: tag_in_condition})[0])
+    assert statuses == ({200, 412} if condition == "if-match" else {200, 304})
 
 
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_what_is_not_there(s3_process: S3, bucket: str, method: str) -> None:
-    """An object, and a bucket."""
+def test_missing_object_or_bucket(s3_process: S3, bucket: str, method: str) -> None:
+    """A missing object and a missing bucket give equal errors."""
     for target in (f"/{bucket}/nothing", "/no-such-bucket/nothing"):
         assert assert_same(s3_process, method, target)[0] == 404
 
@@ -88,14 +92,14 @@ def test_what_is_not_there(s3_process: S3, bucket: str, method: str) -> None:
         ("&prefix=nothing", 0),
     ],
 )
-def test_a_list(s3_process: S3, bucket: str, query: str, listed: int) -> None:
-    """Of all, below a prefix, by folders, from a name on, of a few."""
+def test_list(s3_process: S3, bucket: str, query: str, listed: int) -> None:
+    """The lists are of all objects, below a prefix, by folders, after a name, and limited."""
     status, _, body = assert_same(s3_process, "GET", f"/{bucket}?list-type=2{query}")
     assert (status, body.count(b"<Contents>")) == (200, listed)
 
 
-def test_a_list_that_goes_on(s3_process: S3, bucket: str) -> None:
-    """From where the one before ended."""
+def test_continued_list(s3_process: S3, bucket: str) -> None:
+    """The second list continues after the first."""
     names, token = list[bytes](), ""
     for _ in range(2):
         _, _, body = assert_same(s3_process, "GET", f"/{bucket}?list-type=2&max-keys=2{token}")

@@ -1,4 +1,4 @@
-"""Two machines whose sensors work on one home in a store at once, as when a lease has failed: a node joins once."""
+"""Sensors of two machines work on one home in a store, as after a failed lease: a node joins once."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ machine()
 
 
 def machine() -> None:
-    """What the code server of one machine does, in a process of its own: a tick, and when told the runs it asks for."""
+    """Act as the code server of one machine: run a sensor tick or the requested runs for each line of input."""
     with DagsterInstance.ephemeral() as instance:
         rehearsal = Rehearsal(instance, Lake(open_home_location().lake))
         cursor, waiting = None, []
@@ -40,20 +40,20 @@ def machine() -> None:
             if line == "tick\n":
                 resources = {"home": HomeResource()}
                 with build_sensor_context(instance=instance, cursor=cursor, resources=resources) as context:
-                    asked = waiting_joins(context)
-                assert isinstance(asked, SensorResult)
-                cursor = asked.cursor
-                waiting = inbox.read_pending_events(rehearsal.lake) if asked.run_requests else []
-                print(json.dumps(len(asked.run_requests or [])), flush=True)
+                    result = waiting_joins(context)
+                assert isinstance(result, SensorResult)
+                cursor = result.cursor
+                waiting = inbox.read_pending_events(rehearsal.lake) if result.run_requests else []
+                print(json.dumps(len(result.run_requests or [])), flush=True)
             else:
-                joined = rehearsal.join(waiting[0].generation_id)
-                failed = [event.message for event in joined.all_events if event.is_failure]
-                print(json.dumps([joined.success, failed]), flush=True)
+                join_result = rehearsal.join(waiting[0].generation_id)
+                failed = [event.message for event in join_result.all_events if event.is_failure]
+                print(json.dumps([join_result.success, failed]), flush=True)
 
 
 @pytest.mark.long("two processes with Dagster")
-def test_their_runs_of_one_join_make_one_generation(s3: S3, tmp_path: Path) -> None:
-    """Both sensors ask for the join before either run begins; both runs go, and the home is as after one."""
+def test_concurrent_runs_of_one_join_create_one_generation(s3: S3, tmp_path: Path) -> None:
+    """Both sensors request the join before either run begins; both runs leave the home as after one."""
     address = f"{s3.bucket()}/home"
     at = ("--home", address)
     command = [sys.executable, "-c", _MACHINE, str(Path(__file__).parents[1])]
@@ -71,27 +71,27 @@ def test_their_runs_of_one_join_make_one_generation(s3: S3, tmp_path: Path) -> N
         (tmp_path / "node.json").write_text(node_text(1, 4, 2), encoding="utf-8")
         queued = run(*at, "bootstrap", tmp_path / "node.json")
         assert queued.exit_code == 0, queued
-        assert asked(machines, "tick") == [1, 1]
-        ran = asked(machines, "join")
-        # A run that met the other at every attempt may have failed; its sensor would ask for it again.
-        assert any(success for success, _ in ran), ran
+        assert send_to_all(machines, "tick") == [1, 1]
+        results = send_to_all(machines, "join")
+        # A run that conflicted at every attempt may have failed; its sensor would request it again.
+        assert any(success for success, _ in results), results
         lake = Lake(f"{address}/lake")
         assert [lake.read(table).num_rows for table in (GENERATION_TIMESTAMPS, GENERATIONS, NODES)] == [1, 1, 1]
         descriptions = lake.read(TOPOLOGY_DESCRIPTIONS, ["generation_id", "range_end"]).to_pylist()
         assert len({(row["generation_id"], row["range_end"]) for row in descriptions}) == len(descriptions) > 0
-        assert asked(machines, "tick") == [0, 0]
+        assert send_to_all(machines, "tick") == [0, 0]
     finally:
-        for each in machines:
-            each.kill()
-            each.communicate()
-    checked = run(*at, "check", "--deep")
-    assert checked.exit_code == 0, checked
+        for process in machines:
+            process.kill()
+            process.communicate()
+    check = run(*at, "check", "--deep")
+    assert check.exit_code == 0, check
 
 
-def asked(machines: list[subprocess.Popen[str]], word: str) -> list[Any]:
-    """What all machines answer to a word that they get at the same time."""
-    for each in machines:
-        assert each.stdin is not None
-        each.stdin.write(f"{word}\n")
-        each.stdin.flush()
-    return [json.loads(each.stdout.readline()) for each in machines if each.stdout is not None]
+def send_to_all(machines: list[subprocess.Popen[str]], word: str) -> list[Any]:
+    """Send a word to all machines at once; return their answers."""
+    for process in machines:
+        assert process.stdin is not None
+        process.stdin.write(f"{word}\n")
+        process.stdin.flush()
+    return [json.loads(process.stdout.readline()) for process in machines if process.stdout is not None]

@@ -1,4 +1,4 @@
-"""A machine whose clock is an hour off works on a home in a store: what it leaves, and what goes by whose clock."""
+"""A machine whose clock is an hour off works on a home in a store: its results, and whose clock each rule uses."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Ahead = Callable[..., Answer]
 
 @pytest.fixture
 def environment(s3: S3, tmp_path: Path) -> dict[str, str]:
-    """That of a process whose clock is an hour ahead, on another machine, before a store that takes its requests."""
+    """The environment of a process on another machine with a clock an hour ahead, whose requests the store accepts."""
     state = tmp_path / "another"
     return os.environ | s3.environment() | clock_off_by(AHEAD_SECONDS, tmp_path) | {"CDC_PLATFORM_STATE": str(state)}
 
@@ -47,33 +47,33 @@ def environment(s3: S3, tmp_path: Path) -> dict[str, str]:
 def ahead(environment: dict[str, str]) -> Ahead:
     """Run a command there."""
 
-    def there(*words: str | Path) -> Answer:
+    def run_ahead(*words: str | Path) -> Answer:
         command = [sys.executable, "-m", "cdc_platform", *map(str, words)]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
         return Answer(done.returncode, done.stdout, done.stderr)
 
-    return there
+    return run_ahead
 
 
-def test_a_join_of_a_clock_that_is_ahead(s3: S3, ahead: Ahead, tmp_path: Path) -> None:
-    """Check finds nothing wrong, commits have its time, a join by a right clock is refused until then, in a line."""
+def test_join_with_a_clock_ahead(s3: S3, ahead: Ahead, tmp_path: Path) -> None:
+    """Checks pass and commits have its time; until then a join with a correct clock is refused in one line."""
     address = f"{s3.bucket()}/home"
     for number in (1, 2):
         (tmp_path / f"node{number}.json").write_text(node_text(number, 4, 2), encoding="utf-8")
-    made = ahead("--home", address, "bootstrap", tmp_path / "node1.json", "--run")
-    assert made.exit_code == 0, made
-    checked = run("--home", address, "check", "--deep")
-    assert checked.exit_code == 0, checked
+    first = ahead("--home", address, "bootstrap", tmp_path / "node1.json", "--run")
+    assert first.exit_code == 0, first
+    check = run("--home", address, "check", "--deep")
+    assert check.exit_code == 0, check
     at_ms = Lake(f"{address}/lake").commits(GENERATION_TIMESTAMPS)[0].at_ms
     assert at_ms is not None
-    off = us_from_ms(at_ms) / 1e6 - time.time()
-    assert AHEAD_SECONDS - 300 < off <= AHEAD_SECONDS
+    offset = us_from_ms(at_ms) / 1e6 - time.time()
+    assert AHEAD_SECONDS - 300 < offset <= AHEAD_SECONDS
     second = run("--home", address, "bootstrap", tmp_path / "node2.json", "--run")
     assert (second.exit_code, second.stderr.count("\n"), "[clock]" in second.stderr) == (2, 1, True), second
 
 
-def test_upkeep_goes_by_the_store_s_time_and_its_own(s3: S3, ahead: Ahead, tmp_path: Path) -> None:
-    """A file half an hour too young for a right clock is old enough for one that is ahead; no other goes."""
+def test_maintenance_uses_the_stores_time_and_its_own(s3: S3, ahead: Ahead, tmp_path: Path) -> None:
+    """A clock ahead makes a file that is half an hour too young old enough; no other file is removed."""
     address = f"{s3.bucket()}/home"
     assert run("--home", address, "tables", "add", "ks.t", "--ttl", "60").exit_code == 0
     table = parse_path(f"{address}/lake/platform/cdc_tables")
@@ -93,18 +93,18 @@ def test_upkeep_goes_by_the_store_s_time_and_its_own(s3: S3, ahead: Ahead, tmp_p
 
 
 def test_leases_compare_no_clocks(s3: S3, environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is put anew by a clock an hour ahead is another's; given up, it is taken over when it is stale."""
-    place = parse_path(f"{s3.bucket()}/home/up.lease.json")
-    assert isinstance(place, ObjectStorePath)
+    """A lease renewed with a clock an hour ahead is refused, and taken over once it is stale."""
+    lease = parse_path(f"{s3.bucket()}/home/up.lease.json")
+    assert isinstance(lease, ObjectStorePath)
     monkeypatch.setattr(leases, "STALE_SECONDS", 3.0)
-    command, pipe = [sys.executable, "-c", _HOLDER, str(place)], subprocess.PIPE
+    command, pipe = [sys.executable, "-c", _HOLDER, str(lease)], subprocess.PIPE
     with subprocess.Popen(command, env=environment, text=True, stdin=pipe, stdout=pipe) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        with pytest.raises(StateError, match=r"^home is up already "), leases.hold_store_lock(place, "home is up"):
+        with pytest.raises(StateError, match=r"^home is up already "), leases.hold_store_lock(lease, "home is up"):
             raise AssertionError("two have it")
         holder.kill()
         holder.wait(30)
-    began = time.monotonic()
-    with leases.hold_store_lock(place, "home is up"):
-        assert 3 <= time.monotonic() - began < AHEAD_SECONDS
+    start = time.monotonic()
+    with leases.hold_store_lock(lease, "home is up"):
+        assert 3 <= time.monotonic() - start < AHEAD_SECONDS

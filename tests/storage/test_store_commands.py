@@ -1,4 +1,4 @@
-"""Every command on a home in an object store: it answers as on the same home in a folder, and leaves the same rows."""
+"""Every command on a home in an object store answers as on an equal home in a folder, and leaves the same rows."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from cdc_platform.cli import program
 from cdc_platform.clock import MINUTE_MS, Milliseconds, us_from_ms
 from cdc_platform.delta import Lake
 
-_LIVE = "CREATE TABLE shop.u (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
-OF_A_LIVE_CLUSTER = (
+_LIVE_DDL = "CREATE TABLE shop.u (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'enabled': 'true', 'ttl': '0'};"
+CLUSTER_COMMANDS = (
     "cluster add prod --contact {contact} --user-env CDC_TEST_USER --password-env CDC_TEST_PASSWORD",
     "cluster",
     "cluster test prod",
@@ -46,70 +46,70 @@ WIDE = "400"
 """Columns of a terminal in which no line breaks, however long the path of a home is."""
 
 
-def test_every_command_stands_here() -> None:
-    """A new command says what it does in a store, or which file shows it."""
+def test_every_command_is_covered() -> None:
+    """A new command has a case here, or another file that tests it."""
     known = paths_of(program)
-    live = {path_of(line) for line in OF_A_LIVE_CLUSTER}
-    assert {path_of(each.line) for each in CASES} | live | ELSEWHERE.keys() == known
+    live = {path_of(line) for line in CLUSTER_COMMANDS}
+    assert {path_of(case.line) for case in CASES} | live | ELSEWHERE.keys() == known
     root = Path(__file__).resolve().parents[2]
     assert all(words in (root / file).read_text(encoding="utf-8") for file, words in ELSEWHERE.values())
 
 
 @pytest.mark.grid("commands in a store", 3)
 @pytest.mark.parametrize("asked", CASES, ids=str)
-def test_it_answers_as_in_a_folder(asked: Asked, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same exit code and the same words but for what is drawn; afterwards the tables have the same rows."""
+def test_command_answers_as_in_a_folder(asked: Asked, s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Exit code and output are equal except for drawn values; afterwards the tables have the same rows."""
     monkeypatch.setenv("COLUMNS", WIDE)
-    place = tmp_path / "place"
-    place.mkdir()
-    folder = home_of(asked, place)
+    work_folder = tmp_path / "place"
+    work_folder.mkdir()
+    folder = home_of(asked, work_folder)
     write_files(tmp_path / "before", folder.parent)
     for line in asked.behind:
         assert ask(line, asked.ms, str(folder), tmp_path / "before").exit_code == 0, line
     stored = f"{s3.bucket()}/home"
     copied = run("--home", folder, "home", "copy", folder, stored)
     assert copied.exit_code == 0, copied
-    said = {}
+    answers = {}
     for home, name in ((str(folder), "here"), (stored, "there")):
         write_files(tmp_path / name, folder.parent)
         answer = ask(asked.line, asked.ms, home, tmp_path / name)
         assert answer.exit_code in (0, 1), answer  # two refusals show nothing
-        said[name] = _words(answer, home, tmp_path / name)
-    assert said["there"] == said["here"]
+        answers[name] = _words(answer, home, tmp_path / name)
+    assert answers["there"] == answers["here"]
     assert rows_of(Lake(f"{stored}/lake")) == rows_of(Lake(folder / "lake"))
 
 
 @pytest.mark.cassandra
-def test_a_live_cluster_is_ingested_as_into_a_folder(
+def test_live_cluster_is_ingested_as_into_a_folder(
     s3: S3, standin: StandIn, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Observed, watched, its log brought in, renewed and removed: the same words, and the same rows in its home."""
+    """Observe, watch, ingest, replace and remove give the same output, and the same rows in its home."""
     monkeypatch.setenv("COLUMNS", WIDE)
-    log = LiveLog(standin.world, defined(_LIVE), {BEGUN_MS: description(time_uuid(BEGUN_MS))}).make()
-    log.write([us_from_ms(BEGUN_MS) + place for place in range(20)])
+    log = LiveLog(standin.world, defined(_LIVE_DDL), {BEGUN_MS: description(time_uuid(BEGUN_MS))}).make()
+    log.write([us_from_ms(BEGUN_MS) + offset for offset in range(20)])
     contact = standin.connection().contacts[0]
-    said, found = {}, {}
+    answers, tables = {}, {}
     for home, name in ((str(tmp_path / "home"), "here"), (f"{s3.bucket()}/home", "there")):
-        said[name] = []
-        for line in OF_A_LIVE_CLUSTER:
+        answers[name] = []
+        for line in CLUSTER_COMMANDS:
             words = shlex.split(line.format(contact=contact))
             answer = run("--home", home, "--clock", iso(Milliseconds(BEGUN_MS + MINUTE_MS)), *words)
             assert answer.exit_code in (0, 1), answer
-            said[name].append((line, *_words(answer, home, tmp_path)))
+            answers[name].append((line, *_words(answer, home, tmp_path)))
             if line.startswith("ingest"):
-                found[name] = rows_of(Lake(f"{home}/clusters/prod/lake"))
-    assert said["there"] == said["here"]
-    assert found["there"] == found["here"]
-    assert len(found["here"]["shop.u_scylla_cdc_log"]) == len(log.written_keys())
+                tables[name] = rows_of(Lake(f"{home}/clusters/prod/lake"))
+    assert answers["there"] == answers["here"]
+    assert tables["there"] == tables["here"]
+    assert len(tables["here"]["shop.u_scylla_cdc_log"]) == len(log.written_keys())
 
 
 def _words(answer: Answer, home: str, files: Path) -> tuple[int, str]:
-    """What a command said, without what no two homes have in common."""
+    """Return the output of a command without values that differ between any two homes."""
     text = "\n".join(" ".join(line.split()) for line in (answer.stdout + answer.stderr).splitlines())
     for known, name in ((home, "HOME"), (str(files), "FILES")):
         text = text.replace(known, name)
     text = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "UUID", text)
-    text = re.sub(r"\.(until|since)-\w+", "", text)  # a folder is moved aside, in a store what follows is
+    text = re.sub(r"\.(until|since)-\w+", "", text)  # a folder is moved away; in a store the new home gets another name
     text = re.sub(r"\d[\d,]*(\.\d+)? (rows|requests)/s", "-", text)
     return answer.exit_code, re.sub(
         r"─+|\d+(\.\d+)? (s|ms|KiB|MiB|B)\b|\b\d+\.\d{1,3}(?=$| \d{4}-)", "-", text, flags=re.MULTILINE

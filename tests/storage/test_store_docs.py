@@ -1,6 +1,6 @@
-"""What the pages on stores and on executors tell to type: it runs here as it stands, or it is named with the reason.
+"""Commands on the pages about stores and executors run here unchanged, or have a reason why not.
 
-The commands of a cluster run in `test_cluster`, which has one.
+The commands of a cluster run in `test_spark_cluster_with_store`, which has one.
 """
 
 from __future__ import annotations
@@ -32,52 +32,52 @@ NOT_RUN = {
     "cdc-platform doctor --cluster": _IN_TEST_CLUSTER,
 }
 """What is not run here, and why."""
-_OF_A_CLUSTER = re.compile(r"^(spark-class|export CDC_PLATFORM_)")
+_CLUSTER_COMMANDS = re.compile(r"^(spark-class|export CDC_PLATFORM_)")
 
 
 def commands(page: str) -> list[str]:
-    """What a page tells to type, in its order: lines of its blocks, and what it quotes that begins with a program.
+    """Return the commands of a page in order: lines of its blocks, and quoted text that begins with a program.
 
-    Also commands of the platform that are quoted without its name, if they have an option.
+    Quoted commands of the platform without its name count, too, if they have an option.
     """
     text = (_DOCS / page).read_text(encoding="utf-8")
-    found, either = [], r"^ *```((sh|console)\n.*?)^ *```$|(?<!`)`([^`\n]+)`(?!`)"
-    for block, language, quoted in re.findall(either, text, flags=re.MULTILINE | re.DOTALL):
+    result, pattern = [], r"^ *```((sh|console)\n.*?)^ *```$|(?<!`)`([^`\n]+)`(?!`)"
+    for block, language, quoted in re.findall(pattern, text, flags=re.MULTILINE | re.DOTALL):
         if language:
             lines = [line.strip() for line in block.splitlines()[1:]]
-            found += [line.removeprefix("$ ") for line in lines if language == "sh" or line.startswith("$ ")]
+            result += [line.removeprefix("$ ") for line in lines if language == "sh" or line.startswith("$ ")]
         elif quoted.split()[0] in _PROGRAMS and " " in quoted:
-            found.append(quoted)
+            result.append(quoted)
         elif quoted.split()[0] in COMMANDS and " -" in quoted:
-            found.append(f"cdc-platform {quoted}")
-    return list(dict.fromkeys(shlex.join(shlex.split(line, comments=True)) for line in found))
+            result.append(f"cdc-platform {quoted}")
+    return list(dict.fromkeys(shlex.join(shlex.split(line, comments=True)) for line in result))
 
 
 def is_run(command: str) -> bool:
-    """Whether it runs here."""
-    return command not in NOT_RUN and not _OF_A_CLUSTER.match(command)
+    """Return True if the command runs here."""
+    return command not in NOT_RUN and not _CLUSTER_COMMANDS.match(command)
 
 
-def test_what_is_not_run_is_on_a_page() -> None:
-    """No reason is left over; and of both pages there is something to run."""
-    every = {page: commands(page) for page in ("stores.md", "executors.md")}
-    assert {*NOT_RUN} <= {command for some in every.values() for command in some}
-    assert [page for page, some in every.items() if not any(map(is_run, some))] == []
+def test_commands_that_are_not_run_are_on_a_page() -> None:
+    """Each reason belongs to a command of a page, and both pages have commands to run."""
+    commands_by_page = {page: commands(page) for page in ("stores.md", "executors.md")}
+    assert {*NOT_RUN} <= {command for page_commands in commands_by_page.values() for command in page_commands}
+    assert [page for page, page_commands in commands_by_page.items() if not any(map(is_run, page_commands))] == []
 
 
 @pytest.mark.parametrize("page", ["stores.md", "executors.md"])
-def test_the_commands_of_a_page_run(s3: S3, tmp_path: Path, page: str) -> None:
-    """One after the other in one shell's folder, on the home that is named, in a store on loopback."""
+def test_commands_of_a_page_run(s3: S3, tmp_path: Path, page: str) -> None:
+    """They run one after the other in one folder, on the named home, in a store on loopback."""
     address = s3.bucket()
     (tmp_path / "node.json").write_text(node_text(1, 4, 2), encoding="utf-8")
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     environment = os.environ | {"PATH": programs, HOME_VARIABLE: f"{address}/prefix"}
     words = {"s3://bucket": address, "FROM": f"{address}/prefix", "TO": f"{address}/copy"}
-    ran = [command for command in commands(page) if is_run(command)]
-    typed = [re.sub("|".join(rf"\b{each}\b" for each in words), lambda found: words[found[0]], line) for line in ran]
+    to_run = [command for command in commands(page) if is_run(command)]
+    lines = [re.sub("|".join(rf"\b{word}\b" for word in words), lambda match: words[match[0]], line) for line in to_run]
     done = subprocess.run(
         ["sh", "-ex"],
-        input="\n".join(typed),
+        input="\n".join(lines),
         cwd=tmp_path,
         env=environment,
         capture_output=True,

@@ -1,4 +1,4 @@
-"""The contract of a store and commits of several writers in servers and emulators that somebody has installed."""
+"""Installed store servers and emulators meet the contract of a store, and commits of several writers."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ def container(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> str:
-    """The address of a container of the test's own."""
+    """The address of a container for one test."""
     for name, value in emulator.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path / "state"))
     return emulator.container(request.node.originalname.replace("_", "-")[:60].strip("-"))
 
 
-def test_a_store_keeps_the_contract(container: str, tmp_path: Path) -> None:
-    """One of two writers makes each object, one of two replaces it; lists, ranges and a missing object are as in S3."""
+def test_store_meets_the_contract(container: str, tmp_path: Path) -> None:
+    """One of two writers creates or replaces an object; lists, ranges and missing objects behave as in S3."""
     folder = parse_path(f"{container}/some/where")
     file = folder / "a"
     assert isinstance(folder, ObjectStorePath)
@@ -65,15 +65,15 @@ def test_a_store_keeps_the_contract(container: str, tmp_path: Path) -> None:
     mark = file.create(b"0123456789")
     assert mark is not None
     assert (file.create(b"again"), file.read(), file.read_range(2, 5)) == (None, b"0123456789", b"234")
-    told = [file.replace(content, mark) for content in (b"first", b"second")]
-    assert (told[0] is not None, told[1], file.read()) == (True, None, b"first")
+    results = [file.replace(content, mark) for content in (b"first", b"second")]
+    assert (results[0] is not None, results[1], file.read()) == (True, None, b"first")
     (tmp_path / "b").write_bytes(b"b")
     (folder / "deep/b").receive(tmp_path / "b")
-    assert (folder.names(), [each.name for each in folder.folders()]) == (["a"], ["deep"])
+    assert (folder.names(), [child.name for child in folder.folders()]) == (["a"], ["deep"])
     assert [name for name, _ in (folder / "deep").files(after="a")] == ["b"]
-    seen = file.stat()
-    assert seen is not None
-    assert file.replace(b"third", seen.mark) is not None
+    status = file.stat()
+    assert status is not None
+    assert file.replace(b"third", status.mark) is not None
     file.remove()
     file.remove()
     assert (file.stat(), folder.names()) == (None, [])
@@ -81,26 +81,26 @@ def test_a_store_keeps_the_contract(container: str, tmp_path: Path) -> None:
         file.read()
 
 
-def test_writers_in_a_store_count_up_together(container: str) -> None:
-    """Three writers, twice each, by what they have read: no step is lost, and every commit stands once."""
+def test_concurrent_writers_lose_no_increment(container: str) -> None:
+    """Three writers increment twice each; no increment is lost, and every commit exists once."""
     address = f"{container}/home/lake"
     Lake(address).merge(COUNTS, counts(0), update=False)
-    together = threading.Barrier(3)
+    barrier = threading.Barrier(3)
 
-    def grow(mine: Lake) -> None:
-        together.wait()
+    def grow(lake: Lake) -> None:
+        barrier.wait()
         for _ in range(2):
-            mine.transact(COUNTS, lambda rows: counts(rows["v"][0].as_py() + 1))
+            lake.transact(COUNTS, lambda rows: counts(rows["v"][0].as_py() + 1))
 
     with ThreadPoolExecutor(3) as writers:
         list(writers.map(grow, [Lake(address) for _ in range(3)]))
     assert Lake(address).read(COUNTS)["v"].to_pylist() == [6]
-    [found] = verify_tables(Lake(address), deep=True)
-    assert (found.damage, found.unexpected, found.foreign, found.commits) == ([], [], [], 8)
+    [audit] = verify_tables(Lake(address), deep=True)
+    assert (audit.damage, audit.unexpected, audit.foreign, audit.commits) == ([], [], [], 8)
 
 
-def test_a_folder_of_a_large_place_is_listed_as_it_is(container: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where a store begins no list behind a name."""
+def test_large_folder_is_listed_completely(container: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """This holds even if a store cannot start a list after a name."""
     lake = parse_path(f"{container}/lake")
     assert isinstance(lake, ObjectStorePath)
     assert_listed_as_it_is(lake, monkeypatch)
@@ -108,7 +108,7 @@ def test_a_folder_of_a_large_place_is_listed_as_it_is(container: str, monkeypatc
 
 @pytest.fixture(scope="module")
 def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
-    """One for buckets of all kinds."""
+    """One server for buckets of all kinds."""
     shared = Minio(tmp_path_factory.mktemp("minio"))
     yield shared
     shared.stop()
@@ -117,13 +117,13 @@ def minio(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Minio]:
 @pytest.mark.skipif(Minio.PROGRAM is None, reason=Minio.HOW_TO_HAVE_IT)
 @pytest.mark.grid("bucket configurations", 1)
 @pytest.mark.parametrize("kind", ["versioned", "locked", "encrypted"])
-def test_a_bucket_may_keep_lock_or_encrypt(
+def test_versioned_locked_or_encrypted_bucket(
     minio: Minio, kind: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The contract, a join, every byte of it and a copy, where objects that are replaced or removed stay behind."""
+    """Contract, join, deep check and copy work although replaced or removed objects stay."""
     for name, value in minio.environment().items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", "SHA256")  # as a locked bucket of Amazon's asks for
+    monkeypatch.setenv("AWS_CHECKSUM_ALGORITHM", "SHA256")  # as a locked bucket of Amazon's requires
     monkeypatch.setenv("CDC_PLATFORM_STATE", str(tmp_path / "state"))
     address = getattr(minio, kind)(kind)
     folder = parse_path(f"{address}/some/where")
@@ -137,20 +137,20 @@ def test_a_bucket_may_keep_lock_or_encrypt(
     assert run(*at, "check", "--deep").exit_code == 0
     copied = run("home", "copy", f"{address}/home", str(folder))
     assert copied.exit_code == 0, copied
-    told = minio.client().list_object_versions(Bucket=kind)
-    assert bool(told.get("DeleteMarkers")) == (kind != "encrypted")
+    versions = minio.client().list_object_versions(Bucket=kind)
+    assert bool(versions.get("DeleteMarkers")) == (kind != "encrypted")
     if kind == "encrypted":
-        entry, *_ = (each["Key"] for each in told["Versions"])
+        entry, *_ = (version["Key"] for version in versions["Versions"])
         assert minio.client().head_object(Bucket=kind, Key=entry)["ServerSideEncryption"] == "aws:kms"
 
 
 def counts(value: int) -> pa.Table:
-    """The one row of the table."""
+    """Return the table's single row."""
     return pa.Table.from_pylist([{"k": 1, "v": value}], schema=COUNTS.schema)
 
 
-def test_a_node_joins_in_a_store(container: str, tmp_path: Path) -> None:
-    """By the command line, and every byte of what is left is checked."""
+def test_node_joins_in_a_store(container: str, tmp_path: Path) -> None:
+    """The command line makes the join, and a deep check passes."""
     (tmp_path / "node1.json").write_text(node_text(1, 4, 2), encoding="utf-8")
     at = ("--home", f"{container}/home", "--clock", "2026-01-01T00:00:00Z")
     joined = run(*at, "bootstrap", tmp_path / "node1.json", "--run")

@@ -1,4 +1,4 @@
-"""A home in an object store does what one in a folder does, by the same commands, to the same rows."""
+"""A home in an object store behaves like one in a folder, with the same commands and the same rows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cdc_platform.home_location import HOME_VARIABLE, LAYOUT_VERSION, HomeLocati
 from cdc_platform.storage import ObjectStorePath, leases, object_store, parse_path
 from cdc_platform.tables import GENERATION_TIMESTAMPS, Table
 
-# Drawn at random, by the machine's clock, or by the names of files.
+# Random, from the machine's clock, or from the names of files.
 _OWN = frozenset({"generation_id", "id", "uuid", "content", "created_at", "published_at", "judged_at", "versions"})
 _SCRIPT = """
 CREATE KEYSPACE shop WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1};
@@ -48,12 +48,12 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def life(home: str, inputs: Path) -> list[Any]:
-    """A join, a table with its log, what is read of it, a look from every side; what was answered."""
+def run_commands(home: str, inputs: Path) -> list[Any]:
+    """Run a join, create a table with its log, consume it and run read-only commands; return the answers."""
     clock = "2026-01-01T00:00:00Z"
     joined = run("--home", home, "--clock", clock, "bootstrap", inputs / "node1.json", "--run", "--json")
     assert joined.exit_code == 0, joined
-    told: list[Any] = [joined.json["num_streams"]]
+    answers: list[Any] = [joined.json["num_streams"]]
     at = ("--home", home, "--clock", "2026-01-03T00:00:00Z")
     for words in (
         ("cql", "run", inputs / "orders.cql", "--apply", "--json"),
@@ -66,60 +66,62 @@ def life(home: str, inputs: Path) -> list[Any]:
     ):
         done = run(*at, *words)
         assert done.exit_code == 0, (words, done)
-        told.append((words[0], keys(done.stdout)))
+        answers.append((words[0], json_keys(done.stdout)))
     checked = run(*at, "check", "--deep", "--json")
     assert checked.exit_code == 0, checked
-    return told
+    return answers
 
 
-def keys(answer: str) -> list[str]:
-    """What an answer tells, whatever it says: the names in its JSON, and how many lines it has."""
+def json_keys(answer: str) -> list[str]:
+    """Return the names in an answer's JSON, one string per row, regardless of values."""
     lines = answer.strip().splitlines()
-    found = (
-        json.loads(answer) if answer.strip()[:1] in "[{" and len(lines) > 1 else [json.loads(each) for each in lines]
+    parsed = (
+        json.loads(answer) if answer.strip()[:1] in "[{" and len(lines) > 1 else [json.loads(line) for line in lines]
     )
-    rows = found if isinstance(found, list) else [found]
-    return [",".join(sorted(row)) for row in rows if isinstance(row, Mapping)]
+    parsed_rows = parsed if isinstance(parsed, list) else [parsed]
+    return [",".join(sorted(row)) for row in parsed_rows if isinstance(row, Mapping)]
 
 
-def rows(lake: Lake) -> dict[str, list[str]]:
-    """The rows of every table, without what no two homes have in common."""
-    found = {}
+def comparable_rows(lake: Lake) -> dict[str, list[str]]:
+    """Return the rows of every table, without values that differ between any two homes."""
+    tables = {}
     for keyspace, name in list_stored_tables(lake):
         table = Table(keyspace, name, pa.schema([]), (), "")
-        some = lake.read_version(table, lake.version(table) or 0).to_pylist()
-        found[f"{keyspace}.{name}"] = sorted(
+        stored_rows = lake.read_version(table, lake.version(table) or 0).to_pylist()
+        tables[f"{keyspace}.{name}"] = sorted(
             repr([(name, value) for name, value in sorted(row.items()) if name not in _OWN and not name.endswith("id")])
-            for row in some
+            for row in stored_rows
         )
-    return found
+    return tables
 
 
-def test_it_lives_as_one_in_a_folder_does(s3: S3, inputs: Path, tmp_path: Path) -> None:
-    """The same commands answer alike and leave the same rows; on this machine lies nothing of the tables."""
+def test_home_in_a_store_equals_one_in_a_folder(s3: S3, inputs: Path, tmp_path: Path) -> None:
+    """The same commands give equal answers and rows; no table is stored on this machine."""
     address = f"{s3.bucket()}/team/home"
-    assert life(address, inputs) == life(str(tmp_path / "twin"), inputs)
-    there, twin = rows(Lake(f"{address}/lake")), rows(Lake(tmp_path / "twin" / "lake"))
-    assert there.keys() == twin.keys()
-    same = [name for name in twin if there[name] == twin[name]]
-    # Scripts are kept as they are, with the generations they met; streams end in random bits.
+    assert run_commands(address, inputs) == run_commands(str(tmp_path / "twin"), inputs)
+    in_store, in_folder = comparable_rows(Lake(f"{address}/lake")), comparable_rows(Lake(tmp_path / "twin" / "lake"))
+    assert in_store.keys() == in_folder.keys()
+    same = [name for name in in_folder if in_store[name] == in_folder[name]]
+    # Scripts are stored unchanged, with the generations that they used; streams end in random bits.
     assert {"platform.nodes", "system_distributed.cdc_generation_timestamps"} <= set(same)
-    assert {name: len(some) for name, some in there.items()} == {name: len(some) for name, some in twin.items()}
+    assert {name: len(table_rows) for name, table_rows in in_store.items()} == {
+        name: len(table_rows) for name, table_rows in in_folder.items()
+    }
     assert not [path for path in (tmp_path / "state").rglob("*") if path.suffix in (".parquet", ".json")]
 
 
-def test_it_lives_through_faults(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tenth of the requests is refused, cut or late: every command does what it was asked, nothing stands twice."""
+def test_home_survives_faults_of_the_store(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tenth of the requests is refused, cut or delayed: every command succeeds, and no row is doubled."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
     address = f"{s3.bucket()}/home"
-    life(address, inputs)
-    found = rows(Lake(f"{address}/lake"))
-    assert len(found["system_distributed.cdc_generation_timestamps"]) == 1
-    assert len(found["shop.orders_scylla_cdc_log"]) == 3
+    run_commands(address, inputs)
+    tables = comparable_rows(Lake(f"{address}/lake"))
+    assert len(tables["system_distributed.cdc_generation_timestamps"]) == 1
+    assert len(tables["shop.orders_scylla_cdc_log"]) == 3
 
 
-def test_settings_and_layout_lie_in_the_store(s3: S3, tmp_path: Path) -> None:
-    """Who opens it from another machine has the same settings; a newer layout is refused there too."""
+def test_settings_and_layout_are_in_the_store(s3: S3, tmp_path: Path) -> None:
+    """Another machine reads the same settings; a newer layout is refused there, too."""
     address = f"{s3.bucket()}/home"
     home = open_home_location(address)
     assert (home.name, home.lake) == (address, f"{address}/lake")
@@ -136,7 +138,7 @@ def test_settings_and_layout_lie_in_the_store(s3: S3, tmp_path: Path) -> None:
 
 
 def put(home: HomeLocation, name: str, text: str, tmp_path: Path) -> None:
-    """Give a file of a home this text."""
+    """Write a file of a home with this text."""
     (tmp_path / "draft").write_text(text, encoding="utf-8")
     (parse_path(home.name) / name).receive(tmp_path / "draft")
 
@@ -155,10 +157,10 @@ def put(home: HomeLocation, name: str, text: str, tmp_path: Path) -> None:
         ("plain", "s3://user:word@b/h", "names a place as s3://bucket/prefix"),
     ],
 )
-def test_a_path_that_cannot_be_a_home_is_refused_in_one_line(
+def test_unusable_home_address_is_refused_in_one_line(
     s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch, door: str, home: str | None, due: str
 ) -> None:
-    """Exit code 2, what the store said, no secret, and no folder on this machine."""
+    """Exit code 2, the store's response, no secret, and no folder on this machine."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment(door)["AWS_ENDPOINT_URL"])
     done = run("--home", home or f"{s3.bucket()}/h", "bootstrap", inputs / "node1.json", "--run")
     assert (done.exit_code, done.stderr.count("\n")) == (2, 1), done
@@ -168,36 +170,36 @@ def test_a_path_that_cannot_be_a_home_is_refused_in_one_line(
 
 
 def test_doctor_reports_an_unusable_store(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A bucket that is not there, and one that was found out to let two writers win, before anything is made there."""
-    assert of_doctor(f"{s3.bucket()}/h") == (True, None)
-    ok, mend = of_doctor("s3://no-such-bucket/h")
-    assert (ok, "no-such-bucket does not exist" in str(mend)) == (False, True)
+    """It reports a missing bucket, and one without conditional writes, before a home is created there."""
+    assert doctor_result(f"{s3.bucket()}/h") == (True, None)
+    ok, remedy = doctor_result("s3://no-such-bucket/h")
+    assert (ok, "no-such-bucket does not exist" in str(remedy)) == (False, True)
     address = f"{s3.bucket()}/h"
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("careless")["AWS_ENDPOINT_URL"])
     assert run("--home", address, "bootstrap", inputs / "node1.json").exit_code == 2
-    ok, mend = of_doctor(address)
-    assert (ok, "enable conditional writes in the store" in str(mend)) == (False, True)
+    ok, remedy = doctor_result(address)
+    assert (ok, "enable conditional writes in the store" in str(remedy)) == (False, True)
 
 
-def of_doctor(home: str) -> tuple[bool, str | None]:
-    """What doctor says of a home, and how it is mended."""
-    told = run("--home", home, "doctor", "--json")
-    (of_home,) = (each for each in told.rows if each["check"] == "home")
-    assert told.exit_code == int(not all(each["ok"] for each in told.rows))
-    return of_home["ok"], of_home["remedy"]
+def doctor_result(home: str) -> tuple[bool, str | None]:
+    """Return doctor's result for a home, and the remedy."""
+    answer = run("--home", home, "doctor", "--json")
+    (home_check,) = (row for row in answer.rows if row["check"] == "home")
+    assert answer.exit_code == int(not all(row["ok"] for row in answer.rows))
+    return home_check["ok"], home_check["remedy"]
 
 
-def test_a_full_store_is_reported_in_one_line(s3: S3, inputs: Path) -> None:
-    """Looking goes on; with room again the same join ends, and every byte of the home is right."""
+def test_full_store_is_reported_in_one_line(s3: S3, inputs: Path) -> None:
+    """Reads continue; once there is space the same join completes, and a deep check passes."""
     address = f"{s3.bucket()}/h"
     assert run("--home", address, "bootstrap", inputs / "node1.json", "--run").exit_code == 0
     join = ("--home", address, "bootstrap", inputs / "node2.json", "--run")
     s3.has_room(0)
     try:
-        stopped, looked = run(*join), run("--home", address, "generations")
+        stopped, read = run(*join), run("--home", address, "generations")
     finally:
         s3.has_room(None)
-    assert (stopped.exit_code, stopped.stderr.count("\n"), looked.exit_code) == (2, 1, 0), stopped
+    assert (stopped.exit_code, stopped.stderr.count("\n"), read.exit_code) == (2, 1, 0), stopped
     assert f"no space left on {address.removesuffix('/h')}; free some and run again" in stopped.stderr
     assert run(*join).exit_code == 0
     assert run("--home", address, "check", "--deep").exit_code == 0
@@ -205,10 +207,10 @@ def test_a_full_store_is_reported_in_one_line(s3: S3, inputs: Path) -> None:
 
 @pytest.mark.grid("capacities of a store", 1)
 @pytest.mark.parametrize("writes", [*range(60), *range(60, 94, 3)])
-def test_a_store_is_full_at_any_write(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
-    """While it is tried out, and in the middle of a join: one line, nothing waits; with room again the same goes on."""
+def test_store_that_is_full_at_any_write(s3: S3, inputs: Path, monkeypatch: pytest.MonkeyPatch, writes: int) -> None:
+    """At any point of probe or join the command fails with one line; once there is space it succeeds."""
     monkeypatch.setattr(object_store, "_RETRIES", 1)
-    monkeypatch.setattr(leases, "STALE_SECONDS", 1.0)  # of the turn that the full store does not take back
+    monkeypatch.setattr(leases, "STALE_SECONDS", 1.0)  # for the lock, which the full store does not release
     address = f"{s3.bucket()}/h"
     join = ("--home", address, "bootstrap", inputs / "node1.json", "--run")
     s3.has_room(writes)
@@ -219,22 +221,22 @@ def test_a_store_is_full_at_any_write(s3: S3, inputs: Path, monkeypatch: pytest.
     assert (stopped.exit_code, stopped.stderr.count("\n")) == (2, 1), stopped
     assert "no space left on " in stopped.stderr
     assert not (parse_path(address) / ".contract").is_folder()
-    again = run(*join)
-    assert again.exit_code == 0, again
+    repeated = run(*join)
+    assert repeated.exit_code == 0, repeated
     assert run("--home", address, "check", "--deep").exit_code == 0
     assert Lake(f"{address}/lake").read(GENERATION_TIMESTAMPS).num_rows == 1
 
 
-def test_drafts_lie_in_this_machines_part_of_the_home(s3: S3, nursery: Nursery, inputs: Path, tmp_path: Path) -> None:
-    """Rows on their way into the store are written there first, and nowhere else; nothing of them is left."""
+def test_drafts_are_in_the_state_folder_of_the_home(s3: S3, nursery: Nursery, inputs: Path, tmp_path: Path) -> None:
+    """Rows for the store are first written there and nowhere else; no draft remains."""
     if nursery.refusal:
         pytest.skip(nursery.refusal)
-    places = {"CDC_PLATFORM_STATE": str(tmp_path / "state"), "TMPDIR": str(tmp_path / "tmp")}
+    variables = {"CDC_PLATFORM_STATE": str(tmp_path / "state"), "TMPDIR": str(tmp_path / "tmp")}
     (tmp_path / "tmp").mkdir()
     written = {}
     for name in ("state", "tmp"):
         command = ["--home", f"{s3.bucket()}/home", "bootstrap", str(inputs / "node1.json"), "--run"]
-        joined = nursery.traced(command, tmp_path / name, environment=s3.environment() | places)
+        joined = nursery.traced(command, tmp_path / name, environment=s3.environment() | variables)
         assert joined.exit_code == 0, joined
         opened = {path for call, path in joined.operations if call == "openat"}
         written[name] = [path for path in opened if ".parquet" in path]
@@ -244,8 +246,8 @@ def test_drafts_lie_in_this_machines_part_of_the_home(s3: S3, nursery: Nursery, 
     assert all(".draft/" in path for path in written["state"])
 
 
-def test_one_that_is_not_there_is_not_made_by_looking(s3: S3, tmp_path: Path) -> None:
-    """As of a folder: what only looks makes nothing, in the store or here."""
+def test_read_only_command_creates_no_home(s3: S3, tmp_path: Path) -> None:
+    """Neither the store nor this machine gets an object or a folder of it."""
     address = f"{s3.bucket()}/home"
     done = run("--home", address, "generations")
     assert (done.exit_code, f"home {address} does not exist" in done.stderr) == (2, True)
@@ -253,37 +255,37 @@ def test_one_that_is_not_there_is_not_made_by_looking(s3: S3, tmp_path: Path) ->
     assert not (tmp_path / "state").exists()
 
 
-def test_a_home_is_copied_and_copied_back(s3: S3, inputs: Path, tmp_path: Path) -> None:
-    """Folder to store to folder: the same commits, rows and settings; begun again it finds what it brought."""
-    first, there, back = str(tmp_path / "first"), f"{s3.bucket()}/copy", str(tmp_path / "back")
+def test_home_is_copied_to_a_store_and_back(s3: S3, inputs: Path, tmp_path: Path) -> None:
+    """Commits, rows and settings stay equal; a restarted copy finds what it already copied."""
+    first, in_store, back = str(tmp_path / "first"), f"{s3.bucket()}/copy", str(tmp_path / "back")
     joined = run("--home", first, "--clock", "2026-01-01T00:00:00Z", "bootstrap", inputs / "node1.json", "--run")
     assert joined.exit_code == 0, joined
     (tmp_path / "first" / "settings.toml").write_text("ring_delay_ms = 7\n", encoding="utf-8")
-    # As if it had been interrupted: the note is there, and a part of the files.
-    [begun] = lake_copy.read_settled_versions(Lake(f"{first}/lake"))
-    parts = [{"path": "", "source": first, "versions": begun}]
-    lake_copy.put_file(lake_copy.get_copy_note_path(there), json.dumps({"from": first, "parts": parts}).encode())
-    some = next((tmp_path / "first" / "lake" / "platform").rglob("*.parquet")).relative_to(tmp_path / "first")
-    (tmp_path / "draft").write_bytes((tmp_path / "first" / some).read_bytes())
-    (parse_path(there) / str(some)).receive(tmp_path / "draft")
-    found = run("home", "copy", first, there, "--json")
-    assert (found.exit_code, found.json["already_copied"]) == (0, 1), found
-    assert run("home", "copy", there, back).exit_code == 0
-    twins = [Lake(f"{each}/lake") for each in (first, there, back)]
-    assert read_newest_versions(twins[0]) == read_newest_versions(twins[1]) == read_newest_versions(twins[2])
-    assert rows(twins[0]) == rows(twins[1]) == rows(twins[2])
-    assert [open_home_location(each).settings.ring_delay_ms for each in (there, back)] == [7, 7]
-    assert parse_path(there).names() == [".lake.contract.json", "platform.json", "settings.toml"]
-    assert run("--home", there, "check", "--deep").exit_code == 0
-    for target, due in ((first, "is the home itself"), (back, "already exists"), (there, "already exists")):
+    # Simulate an interrupted copy: the note exists, and a part of the files.
+    [versions] = lake_copy.read_settled_versions(Lake(f"{first}/lake"))
+    parts = [{"path": "", "source": first, "versions": versions}]
+    lake_copy.put_file(lake_copy.get_copy_note_path(in_store), json.dumps({"from": first, "parts": parts}).encode())
+    file = next((tmp_path / "first" / "lake" / "platform").rglob("*.parquet")).relative_to(tmp_path / "first")
+    (tmp_path / "draft").write_bytes((tmp_path / "first" / file).read_bytes())
+    (parse_path(in_store) / str(file)).receive(tmp_path / "draft")
+    copied = run("home", "copy", first, in_store, "--json")
+    assert (copied.exit_code, copied.json["already_copied"]) == (0, 1), copied
+    assert run("home", "copy", in_store, back).exit_code == 0
+    lakes = [Lake(f"{address}/lake") for address in (first, in_store, back)]
+    assert read_newest_versions(lakes[0]) == read_newest_versions(lakes[1]) == read_newest_versions(lakes[2])
+    assert comparable_rows(lakes[0]) == comparable_rows(lakes[1]) == comparable_rows(lakes[2])
+    assert [open_home_location(address).settings.ring_delay_ms for address in (in_store, back)] == [7, 7]
+    assert parse_path(in_store).names() == [".lake.contract.json", "platform.json", "settings.toml"]
+    assert run("--home", in_store, "check", "--deep").exit_code == 0
+    for target, due in ((first, "is the home itself"), (back, "already exists"), (in_store, "already exists")):
         refused = run("home", "copy", first, target)
         assert (refused.exit_code, due in refused.stderr) == (2, True), refused
 
 
-def test_a_home_is_not_copied_into_a_store_that_lets_two_writers_win(
+def test_home_is_not_copied_into_a_store_without_conditional_writes(
     s3: S3, inputs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One line, as of every write, and nothing of the home is there; also where the store was tried out before."""
+    """One line refuses it like any write, also on a second try; nothing of the home is copied."""
     first, bucket = str(tmp_path / "first"), s3.bucket()
     assert run("--home", first, "bootstrap", inputs / "node1.json").exit_code == 0
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("careless")["AWS_ENDPOINT_URL"])
@@ -297,7 +299,7 @@ def test_a_home_is_not_copied_into_a_store_that_lets_two_writers_win(
         )
 
 
-_ON_BOTH = (
+_QUERIES = (
     "SELECT time, count(*) AS n, min(range_end) AS e, sum(cardinality(streams)) AS s"
     " FROM cdc_streams_descriptions_v2 GROUP BY time ORDER BY time",
     "SELECT * FROM cdc_generation_timestamps ORDER BY time",
@@ -310,9 +312,9 @@ _ON_BOTH = (
 
 @pytest.fixture(scope="module")
 def made_on_spark(s3_process: S3, inputs: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[str, list[Any]]:
-    """A home that one process made on a session of its own, and what queries were answered there.
+    """A home that one process created in its own Spark session, and the results of queries there.
 
-    By a profile of AWS's, which Spark's tasks look up themselves: by another key, or none, nothing of it is let in.
+    The process has an AWS profile, which Spark's tasks resolve themselves; the store accepts no other key.
     """
     address = f"{s3_process.bucket()}/home"
     environment = {name: value for name, value in os.environ.items() if name not in {"SPARK_REMOTE", *INSTEAD_OF}}
@@ -332,9 +334,9 @@ def made_on_spark(s3_process: S3, inputs: Path, tmp_path_factory: pytest.TempPat
 
 
 def print_what_spark_does(address: str, inputs: str) -> None:
-    """Let two nodes join, and print what all queries answer with, as the command says it: in a process of its own.
+    """Let two nodes join and print the results of all queries as JSON, in a separate process.
 
-    Whose standard error is what the JVM writes, if anything: also where a query is wrong.
+    The process's standard error has only what the JVM writes, also for an invalid query.
     """
     for number in (1, 2):
         joined = run("--home", address, "bootstrap", f"{inputs}/node{number}.json", "--run")
@@ -342,28 +344,28 @@ def print_what_spark_does(address: str, inputs: str) -> None:
     refused = run("--home", address, "sql", "SELECT nowhere FROM nodes", "--spark")
     assert (refused.exit_code, refused.stdout, refused.stderr.count("\n")) == (2, "", 1), refused
     assert ("error: " in refused.stderr, "nowhere" in refused.stderr) == (True, True), refused
-    print(json.dumps([run("--home", address, "sql", query, "--spark", "--json").rows for query in _ON_BOTH]))
+    print(json.dumps([run("--home", address, "sql", query, "--spark", "--json").rows for query in _QUERIES]))
 
 
 @pytest.mark.spark
 @pytest.mark.long("a JVM, by which two nodes join and all is asked")
-def test_tasks_of_spark_write_into_a_store(s3: S3, made_on_spark: tuple[str, list[Any]]) -> None:
-    """A join whose rows are all made, written and audited by Spark's workers, by a profile, without hadoop-aws."""
+def test_spark_tasks_write_into_a_store(s3: S3, made_on_spark: tuple[str, list[Any]]) -> None:
+    """Spark's workers write and audit all rows of a join, with a profile and without hadoop-aws."""
     address, _ = made_on_spark
     assert run("--home", address, "check", "--deep").exit_code == 0
 
 
 @pytest.mark.spark
-def test_queries_on_spark_read_a_store(s3: S3, made_on_spark: tuple[str, list[Any]]) -> None:
-    """Of all tables by one session: the answers of the embedded engine, by the names that a query has for columns."""
-    address, told = made_on_spark
-    assert told == [run("--home", address, "sql", query, "--json").rows for query in _ON_BOTH]
-    assert [len(rows) for rows in told[:4]] == [2, 2, 1, told[2][0]["n"]]
-    assert all(told)
+def test_spark_queries_read_a_store(s3: S3, made_on_spark: tuple[str, list[Any]]) -> None:
+    """One session queries all tables and gives the embedded engine's results, with the same column names."""
+    address, results = made_on_spark
+    assert results == [run("--home", address, "sql", query, "--json").rows for query in _QUERIES]
+    assert [len(result) for result in results[:4]] == [2, 2, 1, results[2][0]["n"]]
+    assert all(results)
 
 
 def test_dagster_joins_nodes_in_a_store(s3: S3, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run queues a node and one lets it join; what the UI shows of it lies on this machine, tables in the store."""
+    """One run queues a node and one lets it join; files for the UI are on this machine, tables in the store."""
     address = f"{s3.bucket()}/home"
     monkeypatch.setenv(HOME_VARIABLE, address)
     with DagsterInstance.ephemeral() as instance:
@@ -371,16 +373,14 @@ def test_dagster_joins_nodes_in_a_store(s3: S3, tmp_path: Path, monkeypatch: pyt
         joined = rehearsal.join(rehearsal.queue(1))
     assert joined.success
     assert [event.check_name for event in joined.get_asset_check_evaluations() if not event.passed] == []
-    places = [
-        event.materialization.metadata["dagster/uri"].value for event in joined.get_asset_materialization_events()
-    ]
-    assert all(str(place).startswith(f"{address}/lake/") for place in places)
-    shown = [path.suffix for path in (tmp_path / "state").rglob("shown/*/*")]
-    assert (shown.count(".html"), shown.count(".png") > 0) == (1, True)
+    uris = [event.materialization.metadata["dagster/uri"].value for event in joined.get_asset_materialization_events()]
+    assert all(str(uri).startswith(f"{address}/lake/") for uri in uris)
+    suffixes = [path.suffix for path in (tmp_path / "state").rglob("shown/*/*")]
+    assert (suffixes.count(".html"), suffixes.count(".png") > 0) == (1, True)
     assert run("--home", address, "check").exit_code == 0
 
 
-def test_a_home_in_a_store_is_migrated_and_undone(s3: S3) -> None:
+def test_home_in_a_store_is_migrated_and_migrated_back(s3: S3) -> None:
     """Its marker and settings are objects; the migration's own objects are removed at the end."""
     address = f"{s3.bucket()}/home"
     before = {"platform.json": b'{"layout": 1}\n', "settings.toml": b"generation_retry_ms = 5\npolicy = 'strict'\n"}
@@ -389,9 +389,9 @@ def test_a_home_in_a_store_is_migrated_and_undone(s3: S3) -> None:
 
     def stored() -> dict[str, bytes]:
         objects, _ = root.page("")
-        keys = [str(key) for key, _ in objects]
-        found = {key.removeprefix("home/"): ObjectStorePath(root.root, key).read() for key in keys}
-        return {name: content for name, content in found.items() if name != "up.lease.json"}
+        object_keys = [str(key) for key, _ in objects]
+        contents = {key.removeprefix("home/"): ObjectStorePath(root.root, key).read() for key in object_keys}
+        return {name: content for name, content in contents.items() if name != "up.lease.json"}
 
     for name, content in before.items():
         (root / name).put(content)

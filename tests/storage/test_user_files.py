@@ -1,4 +1,4 @@
-"""Files and folders that a user names: each has all of it or nothing, whoever dies, and of eight writers one wins."""
+"""A file or folder named by a user is complete or absent after a kill, and one of eight writers succeeds."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TAKEN = ("already exists", "was created by another process in the meantime")
 
 @dataclass(frozen=True)
 class Output:
-    """A command that writes what the user names, by `{out}`; `module` is the one that writes it."""
+    """A command that writes a file named by the user as `{out}`; `module` is the module that writes it."""
 
     command: tuple[str, ...]
     module: str
@@ -53,7 +53,7 @@ OUTPUTS = {
     ),
     "simulate --picture": Output(("simulate", "--seed", "1", "--picture", "{out}"), "cli/simulate.py", ".png"),
 }
-EVERY = pytest.mark.parametrize("name", OUTPUTS)
+EVERY_OUTPUT = pytest.mark.parametrize("name", OUTPUTS)
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(name: str, home: Path, out: Path) -> list[str]:
-    """The command line of an output, and the files that it reads."""
+    """Return the command line of an output, and write the files that it reads."""
     output = OUTPUTS[name]
     for file, text in output.beside.items():
         (home.parent / file).write_text(text, encoding="utf-8")
@@ -75,73 +75,73 @@ def command(name: str, home: Path, out: Path) -> list[str]:
     return ["--home", str(home), "--clock", CLOCK, *words]
 
 
-def content(out: Path) -> dict[str, bytes] | None:
-    """All that has a name; None where that is free."""
+def read_contents(out: Path) -> dict[str, bytes] | None:
+    """Return all content of a path, or None if the path is free."""
     if not os.path.lexists(out):
         return None
     files = sorted(path for path in out.rglob("*") if path.is_file()) if out.is_dir() else [out]
     return {str(path.relative_to(out)): path.read_bytes() for path in files}
 
 
-def said_taken(ended: Ended) -> bool:
-    """Whether a command was refused in one line because the name is taken."""
+def is_refused_as_existing(ended: Ended) -> bool:
+    """Return True if one line refused a command because the name exists."""
     line = ended.stderr
-    return ended.exit_code == 2 and line.count("\n") == 1 and any(each in line for each in TAKEN)
+    return ended.exit_code == 2 and line.count("\n") == 1 and any(text in line for text in TAKEN)
 
 
 @pytest.mark.grid("kills of commands that write files", 3)
-@EVERY
-def test_killed_anywhere_a_name_has_all_or_nothing(name: str, nursery: Nursery, home: Path, tmp_path: Path) -> None:
-    """Before each operation on a file of the folder; run again, all of it is there and no draft is left."""
+@EVERY_OUTPUT
+def test_killed_command_leaves_all_or_nothing(name: str, nursery: Nursery, home: Path, tmp_path: Path) -> None:
+    """The kills come before each operation on a file of the folder; another run completes it without drafts."""
     if nursery.refusal:
         pytest.skip(nursery.refusal)
     suffix = OUTPUTS[name].suffix
     for folder in ("whole", "again"):
         (tmp_path / folder).mkdir()
-    whole = tmp_path / "whole" / f"out{suffix}"
-    undisturbed = nursery.traced(command(name, home, whole), whole.parent)
+    undisturbed_out = tmp_path / "whole" / f"out{suffix}"
+    undisturbed = nursery.traced(command(name, home, undisturbed_out), undisturbed_out.parent)
     assert undisturbed.exit_code == 0, undisturbed
-    due, count = content(whole), len(undisturbed.operations)
-    assert min(len(due or ()), count) > 0, undisturbed.operations
-    again = tmp_path / "again" / f"out{suffix}"
-    assert nursery.run(*command(name, home, again)).exit_code == 0
-    assert content(again) == due, "the same home and clock give the same bytes"
+    expected, count = read_contents(undisturbed_out), len(undisturbed.operations)
+    assert min(len(expected or ()), count) > 0, undisturbed.operations
+    repeated = tmp_path / "again" / f"out{suffix}"
+    assert nursery.run(*command(name, home, repeated)).exit_code == 0
+    assert read_contents(repeated) == expected, "the same home and clock give the same bytes"
     numbers = list(range(count))
     if KILLS != "all":
         numbers = sorted(random.Random(SEED).sample(numbers, min(count, int(KILLS or 4))))
     for number in numbers:
         (tmp_path / str(number)).mkdir()
         out = tmp_path / str(number) / f"out{suffix}"
-        died = nursery.traced(command(name, home, out), out.parent, number)
-        assert died.exit_code == -signal.SIGKILL, died
-        found = content(out)
-        assert found in (None, due), f"killed before operation {number} of {count}: {died.operations[-1:]}"
+        killed = nursery.traced(command(name, home, out), out.parent, number)
+        assert killed.exit_code == -signal.SIGKILL, killed
+        contents = read_contents(out)
+        assert contents in (None, expected), f"killed before operation {number} of {count}: {killed.operations[-1:]}"
         ended = nursery.run(*command(name, home, out))
-        assert ended.exit_code == 0 if found is None else said_taken(ended), ended
-        assert content(out) == due
-        atomic.sweep_drafts(out.parent)  # a refused command makes no draft, and sweeps none
+        assert ended.exit_code == 0 if contents is None else is_refused_as_existing(ended), ended
+        assert read_contents(out) == expected
+        atomic.sweep_drafts(out.parent)  # a refused command neither creates nor removes drafts
         assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
 @pytest.mark.grid("races of commands that write files", 2)
-@EVERY
-def test_of_eight_at_once_one_wins(name: str, nursery: Nursery, home: Path, tmp_path: Path) -> None:
-    """The others are refused in one line, and what is there is the winner's, whole."""
+@EVERY_OUTPUT
+def test_one_of_eight_concurrent_commands_succeeds(name: str, nursery: Nursery, home: Path, tmp_path: Path) -> None:
+    """One line refuses each of the others, and the output is the successful command's, complete."""
     out = tmp_path / "race" / f"out{OUTPUTS[name].suffix}"
     out.parent.mkdir()
     ended = nursery.race([command(name, home, out)] * 8)
-    assert [each.exit_code for each in ended].count(0) == 1, ended
-    assert all(said_taken(each) for each in ended if each.exit_code), ended
+    assert [result.exit_code for result in ended].count(0) == 1, ended
+    assert all(is_refused_as_existing(result) for result in ended if result.exit_code), ended
     alone = tmp_path / "alone" / out.name
     alone.parent.mkdir()
     assert nursery.run(*command(name, home, alone)).exit_code == 0
-    assert content(out) == content(alone)
+    assert read_contents(out) == read_contents(alone)
     assert [path.name for path in out.parent.iterdir()] == [out.name]
 
 
-@EVERY
-def test_what_is_there_stays(name: str, home: Path, tmp_path: Path) -> None:
-    """A file, a folder, a link that leads nowhere, a device and a place in the home are refused; nothing is made."""
+@EVERY_OUTPUT
+def test_existing_path_stays(name: str, home: Path, tmp_path: Path) -> None:
+    """An existing file, folder, dangling link or device and a path in the home are refused without any change."""
     suffix = OUTPUTS[name].suffix
     (tmp_path / f"file{suffix}").write_text("mine", encoding="utf-8")
     (tmp_path / f"folder{suffix}").mkdir()
@@ -152,8 +152,8 @@ def test_what_is_there_stays(name: str, home: Path, tmp_path: Path) -> None:
         refused = run(*command(name, home, tmp_path / f"{taken}{suffix}"))
         assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1), refused.stderr
         assert "already exists" in refused.stderr
-    for place in (home / f"out{suffix}", home / "lake" / f"out{suffix}"):
-        refused = run(*command(name, home, place))
+    for path in (home / f"out{suffix}", home / "lake" / f"out{suffix}"):
+        refused = run(*command(name, home, path))
         assert (refused.exit_code, "lies in the home" in refused.stderr) == (2, True), refused.stderr
     refused = run(*command(name, home, tmp_path / f"file{suffix}" / f"out{suffix}"))
     assert (refused.exit_code, "is no folder" in refused.stderr) == (2, True), refused.stderr
@@ -161,9 +161,9 @@ def test_what_is_there_stays(name: str, home: Path, tmp_path: Path) -> None:
     assert (tmp_path / f"file{suffix}").read_text(encoding="utf-8") == "mine"
 
 
-@EVERY
-def test_a_file_has_its_mode_and_any_name(name: str, home: Path, tmp_path: Path) -> None:
-    """A name may be as long as the file system takes; a file is as private as its content."""
+@EVERY_OUTPUT
+def test_file_has_its_mode_and_any_name(name: str, home: Path, tmp_path: Path) -> None:
+    """A name may be as long as the file system allows; a file is as private as its content."""
     suffix = OUTPUTS[name].suffix
     out = tmp_path / ("ü" * ((255 - len(suffix)) // 2) + suffix)
     done = run(*command(name, home, out))
@@ -175,13 +175,13 @@ def test_a_file_has_its_mode_and_any_name(name: str, home: Path, tmp_path: Path)
     assert list(tmp_path.iterdir()) == [out]
 
 
-def test_a_file_system_without_links_has_the_file_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """There it is renamed if the name is free."""
+def test_file_system_without_links_is_supported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without links the draft is renamed if the name is free."""
 
-    def refused(*_: object, **__: object) -> None:
+    def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
-    monkeypatch.setattr(os, "link", refused)
+    monkeypatch.setattr(os, "link", refuse)
     with atomic.new_file(tmp_path / "a") as draft:
         draft.write_text("whole", encoding="utf-8")
     with pytest.raises(InputError, match="by another process"), atomic.new_file(tmp_path / "b") as draft:
@@ -190,7 +190,7 @@ def test_a_file_system_without_links_has_the_file_too(tmp_path: Path, monkeypatc
 
 
 def test_an_error_names_the_users_file(tmp_path: Path) -> None:
-    """The hidden name of a draft is nothing to a user."""
+    """Users do not know the hidden name of a draft."""
     (tmp_path / "closed").mkdir(mode=0o500)
     if os.access(tmp_path / "closed", os.W_OK):
         pytest.skip("the superuser may write everywhere")
@@ -200,7 +200,7 @@ def test_an_error_names_the_users_file(tmp_path: Path) -> None:
         assert refused.value.filename == str(tmp_path / "closed" / "out")
 
 
-# Which modules write files, and where. Names that a user has given are written by `drafts.new_file` and `new_folder`.
+# Which modules write files, and where. Names that a user gives are written by `atomic.new_file` and `new_folder`.
 OWN_FILES = {
     "cdc_platform/storage/atomic.py": "makes the drafts",
     "cdc_platform/storage/path.py": "a place in a home",
@@ -229,7 +229,7 @@ MODES = set("wax+")
 
 
 def writes(path: Path) -> Iterator[tuple[int, str]]:
-    """The calls of a module that open a file to write, or make one."""
+    """Yield the calls of a module that open a file to write, or create one."""
     for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
         if not isinstance(call, ast.Call):
             continue
@@ -238,8 +238,8 @@ def writes(path: Path) -> Iterator[tuple[int, str]]:
             yield call.lineno, name
         elif name == "open":
             owner = ast.unparse(call.func.value) if isinstance(call.func, ast.Attribute) else ""
-            given = [*call.args, *(each.value for each in call.keywords)]
-            texts = [each.value for each in given if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+            arguments = [*call.args, *(node.value for node in call.keywords)]
+            texts = [node.value for node in arguments if isinstance(node, ast.Constant) and isinstance(node.value, str)]
             flags = "O_WRONLY O_RDWR O_CREAT" if owner == "os" else ""
             if any(MODES & set(text) and len(text) < 6 for text in texts) or any(
                 flag in ast.unparse(call) for flag in flags.split()
@@ -247,20 +247,20 @@ def writes(path: Path) -> Iterator[tuple[int, str]]:
                 yield call.lineno, f"{owner}.open"
 
 
-def test_no_other_module_writes_what_a_user_names() -> None:
-    """Each module that writes files is known, with where; one that is new has to say so, or takes `drafts.new_file`."""
-    found: dict[str, list[tuple[int, str]]] = {}
+def test_no_other_module_writes_user_files() -> None:
+    """Each module that writes files is listed; a new one needs an entry, or uses `atomic.new_file`."""
+    modules: dict[str, list[tuple[int, str]]] = {}
     for folder in ("cdc_platform", "assets", "resources"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             if lines := list(writes(path)):
-                found[str(path.relative_to(ROOT))] = lines
-    known = {name: [each for each in OWN_FILES if name == each or name.startswith(each)] for name in found}
-    assert {name: found[name] for name, reasons in known.items() if not reasons} == {}
-    assert set(OWN_FILES) - {each for reasons in known.values() for each in reasons} == set()
+                modules[str(path.relative_to(ROOT))] = lines
+    known = {name: [prefix for prefix in OWN_FILES if name == prefix or name.startswith(prefix)] for name in modules}
+    assert {name: modules[name] for name, reasons in known.items() if not reasons} == {}
+    assert set(OWN_FILES) - {prefix for reasons in known.values() for prefix in reasons} == set()
 
 
 def test_every_command_that_writes_a_file_is_in_the_table() -> None:
-    """The modules that take `new_file` or `new_folder` are those of the cases above."""
+    """The modules that use `new_file` or `new_folder` are those of the cases above."""
     callers = {
         str(path.relative_to(ROOT / "cdc_platform"))
         for path in (ROOT / "cdc_platform").rglob("*.py")

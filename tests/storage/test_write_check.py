@@ -1,4 +1,4 @@
-"""What a store has to keep is found out, and a store that does not keep it is not written to, by whichever method."""
+"""The required properties of a store are probed; no method writes to a store that does not have them."""
 
 from __future__ import annotations
 
@@ -27,29 +27,29 @@ WORKERS = TaskRunner.alone()
 
 
 def stamps(hour: int, expired: datetime | None = None) -> pa.Table:
-    """A row of cdc_generation_timestamps."""
+    """Return a row of cdc_generation_timestamps."""
     row = {"key": "timestamps", "time": TIME + timedelta(hours=hour), "expired": expired}
     return pa.Table.from_pylist([row], schema=GENERATION_TIMESTAMPS.schema)
 
 
 def consumer(window: int) -> pa.Table:
-    """A consumer that has read so many windows."""
+    """Return a consumer that has read `window` windows."""
     row = {"name": "a", "keyspace_name": "k", "table_name": "t", "position": TIME, "window_number": window}
     return pa.Table.from_pylist([row | {"set_timestamp": None, "updated_at": TIME}], schema=CONSUMERS.schema)
 
 
 def streams(end: int) -> pa.Table:
-    """A row of cdc_streams_descriptions_v2."""
+    """Return a row of cdc_streams_descriptions_v2."""
     row = {"time": TIME, "range_end": end, "streams": [b"0123456789abcdef"]}
     return pa.Table.from_pylist([row], schema=STREAMS_DESCRIPTIONS_V2.schema)
 
 
 def tasks(rows: pa.Table) -> TaskRows:
-    """Rows as two tasks make them, one of which has none."""
+    """Return rows as two tasks create them, one of them without rows."""
     return TaskRows(2, lambda task: iter(rows.to_batches() if task == 0 else []))
 
 
-OF_LAKE: dict[str, Callable[[Lake], Any]] = {
+LAKE_WRITES: dict[str, Callable[[Lake], Any]] = {
     "ensure": lambda lake: lake.ensure(NODES),
     "widen": lambda lake: lake.widen(WIDER),
     "merge": lambda lake: lake.merge(GENERATION_TIMESTAMPS, stamps(5), update=False),
@@ -64,7 +64,7 @@ OF_LAKE: dict[str, Callable[[Lake], Any]] = {
     ),
     "vacuum": lambda lake: lake.vacuum(GENERATION_TIMESTAMPS),
 }
-OF_FRAMES: dict[str, Callable[[Lake], Any]] = {
+FRAME_WRITES: dict[str, Callable[[Lake], Any]] = {
     "append_to_table": lambda lake: frames.append_to_table(WORKERS, lake, CONSUMERS, tasks(consumer(0))),
     "append_to_table once": lambda lake: frames.append_to_table(
         WORKERS, lake, CONSUMERS, tasks(consumer(0)), transaction=("a", 1)
@@ -79,7 +79,7 @@ OF_FRAMES: dict[str, Callable[[Lake], Any]] = {
 
 @pytest.fixture
 def filled(s3: S3) -> Lake:
-    """A lake with rows, made while its store was one that may be written to."""
+    """A lake with rows, written while its store allowed writes."""
     lake = Lake(f"{s3.bucket()}/home/lake")
     lake.ensure(NARROW)
     lake.merge(STREAMS_DESCRIPTIONS_V2, streams(1), update=False)
@@ -90,77 +90,82 @@ def filled(s3: S3) -> Lake:
     return lake
 
 
-def through(s3: S3, door: str, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
-    """That lake as another process meets it, by another door."""
-    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment(door)["AWS_ENDPOINT_URL"])
+def reopen(s3: S3, endpoint: str, lake: Lake, monkeypatch: pytest.MonkeyPatch) -> Lake:
+    """Return the lake as another process opens it through another endpoint."""
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment(endpoint)["AWS_ENDPOINT_URL"])
     write_check.has_conditional_writes.cache_clear()
     return Lake(str(lake.location))
 
 
-def held(folder: ObjectStorePath) -> list[str]:
-    """Every object below a folder with its mark."""
+def list_objects(folder: ObjectStorePath) -> list[str]:
+    """Return every object below a folder with its mark."""
     return [
-        *(f"{folder}/{name} {seen.mark}" for name, seen in folder.files()),
-        *(each for below in folder.folders() if isinstance(below, ObjectStorePath) for each in held(below)),
+        *(f"{folder}/{name} {status.mark}" for name, status in folder.files()),
+        *(
+            object_mark
+            for below in folder.folders()
+            if isinstance(below, ObjectStorePath)
+            for object_mark in list_objects(below)
+        ),
     ]
 
 
-def test_every_writing_method_is_walked() -> None:
-    """A method that writes stands in the lists above."""
+def test_every_writing_method_is_covered() -> None:
+    """The lists above have every method that writes."""
     commits = ("self._write(", "create.create_table(", "compaction.", "writer.", "transaction_log.commit")
     writing = {
         name
         for name, method in inspect.getmembers(Lake, inspect.isfunction)
         if not name.startswith("_") and any(word in inspect.getsource(method) for word in commits)
     }
-    assert writing == set(OF_LAKE)
-    drafting = {
+    assert writing == set(LAKE_WRITES)
+    frame_functions = {
         name
         for name, method in inspect.getmembers(frames, inspect.isfunction)
         if not name.startswith("_")
         and any(word in inspect.getsource(method) for word in ("_write_rows(", "write_draft("))
     }
-    assert drafting == {name.partition(" ")[0] for name in OF_FRAMES}
+    assert frame_functions == {name.partition(" ")[0] for name in FRAME_WRITES}
 
 
 @pytest.mark.parametrize("was", ["kept", "broken", "untried"])
-def test_no_method_writes_into_a_store_that_lets_two_writers_win(
+def test_no_method_writes_into_a_store_without_conditional_writes(
     s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch, was: str
 ) -> None:
-    """Whatever was noted of it before: every method is refused in one line, and not one object is another."""
+    """Whatever the stored note says, every method is refused in one line and no object changes."""
     note = filled.location.folder / ".lake.contract.json"
     if was != "kept":
         note.remove()
     if was == "broken":
         assert isinstance(note, ObjectStorePath)
         note.create(b'{"put_if_absent": "broken"}')
-    lake = through(s3, "careless", filled, monkeypatch)
+    lake = reopen(s3, "careless", filled, monkeypatch)
     assert isinstance(lake.location, ObjectStorePath)
-    before = held(lake.location)
-    for name, write in (OF_LAKE | OF_FRAMES).items():
-        with pytest.raises(NoConditionalWrites, match="can be read but not written to") as told:
+    before = list_objects(lake.location)
+    for name, write in (LAKE_WRITES | FRAME_WRITES).items():
+        with pytest.raises(NoConditionalWrites, match="can be read but not written to") as refusal:
             write(lake)
-        assert "\n" not in str(told.value), name
-        assert held(lake.location) == before, name
+        assert "\n" not in str(refusal.value), name
+        assert list_objects(lake.location) == before, name
     assert lake.read(GENERATION_TIMESTAMPS).num_rows == 3
     assert json.loads(note.read()) == {"put_if_absent": "broken"}
 
 
-def test_each_of_these_writes_where_it_may(s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The control: by the same lists, in a store that keeps the contract, every method leaves something."""
-    lake = through(s3, "plain", filled, monkeypatch)
+def test_each_method_writes_into_a_suitable_store(s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a control, each method of the same lists changes something in a suitable store."""
+    lake = reopen(s3, "plain", filled, monkeypatch)
     assert isinstance(lake.location, ObjectStorePath)
-    for name, write in (OF_LAKE | OF_FRAMES).items():
-        if name == "vacuum":  # files are too young for it here
+    for name, write in (LAKE_WRITES | FRAME_WRITES).items():
+        if name == "vacuum":  # the files are too young to be removed
             continue
-        before = held(lake.location)
+        before = list_objects(lake.location)
         write(lake)
-        assert held(lake.location) != before, name
+        assert list_objects(lake.location) != before, name
 
 
 @pytest.mark.parametrize("door", ["careless", "hasty"])
-def test_a_store_in_which_two_writers_win_is_found_out(s3: S3, monkeypatch: pytest.MonkeyPatch, door: str) -> None:
-    """One that takes no notice of conditions, and one that looks first and puts then: each time it is tried."""
+def test_store_without_conditional_writes_is_detected(s3: S3, monkeypatch: pytest.MonkeyPatch, door: str) -> None:
+    """Each probe detects a store that ignores conditions, and one that checks before it puts."""
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment(door)["AWS_ENDPOINT_URL"])
     bucket = s3.bucket()
     for number in range(3):
@@ -172,12 +177,12 @@ def test_a_store_in_which_two_writers_win_is_found_out(s3: S3, monkeypatch: pyte
         Lake(f"{bucket}/home/lake").ensure(CONSUMERS)
 
 
-def test_a_damaged_note_is_rewritten(s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is no note says nothing of the store, which is tried out again."""
+def test_damaged_note_is_rewritten(s3: S3, filled: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An invalid note is ignored, and the store is probed again."""
     for content in (b"", b"[]", b"{}", b"\xff"):
         note = filled.location.folder / ".lake.contract.json"
         note.remove()
         assert isinstance(note, ObjectStorePath)
         note.create(content)
-        through(s3, "plain", filled, monkeypatch).ensure(NODES)
+        reopen(s3, "plain", filled, monkeypatch).ensure(NODES)
         assert json.loads(note.read()) == {"put_if_absent": "kept"}
