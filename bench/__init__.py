@@ -1,1 +1,1 @@
-"""The benchmarks: how fast the platform's own work is, each against a floor that the same run measures."""
+"""The benchmarks: how fast the platform's own work is, each relative to a floor that the same run measures."""

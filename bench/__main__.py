@@ -22,7 +22,7 @@ from bench.session import FULL, QUICK, Bench
 
 RESULTS = Path(__file__).parent / "results"
 ROWS: dict[str, str] = {
-    # Before all that leave something in the memory of this process and of its JVM, which is measured here.
+    # This row measures memory, so it runs before rows that leave something in this process or its JVM.
     "growth": "bench.life:growth",
     "generating-alone": "bench.generating:generating_alone",
     "sensor-tick": "bench.sensor_tick:sensor_tick",
@@ -69,7 +69,7 @@ ROWS: dict[str, str] = {
     "live-lag": "bench.live:lag",
     "kept-current": "bench.current:keeping_current",
 }
-"""By name, in the order in which they run."""
+"""The rows by name, in the order in which they run."""
 
 
 @click.command(epilog="Example: python -m bench growth base-writes")
@@ -77,16 +77,16 @@ ROWS: dict[str, str] = {
 @click.option("--quick", is_flag=True, help="Small sizes: shows that everything runs; its ratios mean nothing.")
 def main(rows: tuple[str, ...], quick: bool) -> None:
     """Measure the platform, each row against a floor of the same run; all rows, or those named."""
-    # Into a file or a pipe lines are as long as they need to be.
+    # In a file or a pipe lines have their full length.
     console = Console(width=None if sys.stdout.isatty() else 200)
     results: list[Result] = []
     with tempfile.TemporaryDirectory(prefix="cdc-platform-bench-") as folder:
         bench = Bench(Path(folder), QUICK if quick else FULL)
         for name in rows or ROWS:
             with console.status(f"{name} ..."):
-                found = _row(name)(bench)
-            results += found
-            for result in found:
+                measured = _row(name)(bench)
+            results += measured
+            for result in measured:
                 console.print(_line(result))
     console.print(_table(results, quick))
     console.print(f"Written to {_write(results, quick)}")
@@ -115,7 +115,7 @@ def _table(results: list[Result], quick: bool) -> Table:
         table.add_column(name, justify="right" if name in ("seconds", "its seconds", "ratio") else "left")
     for result in results:
         floor_seconds = f"{result.floor_seconds:.3f}" if result.floor_seconds else ""
-        reached = "[green]ok[/]" if result.reached else "[red]missed[/]"
+        outcome = "[green]ok[/]" if result.reached else "[red]missed[/]"
         table.add_row(
             result.row,
             result.at,
@@ -124,13 +124,13 @@ def _table(results: list[Result], quick: bool) -> Table:
             floor_seconds,
             _value(result),
             _target(result),
-            reached,
+            outcome,
         )
     return table
 
 
 def _write(results: list[Result], quick: bool) -> Path:
-    """The results with what they were measured on, as JSON; nothing in it names the machine."""
+    """Write the results with the versions that were measured, as JSON without the machine's name."""
     RESULTS.mkdir(exist_ok=True)
     path = RESULTS / f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}{'-quick' if quick else ''}.json"
     versions = {name: metadata.version(name) for name in ("pyspark", "delta-spark", "deltalake", "numpy", "pyarrow")}

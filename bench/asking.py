@@ -1,4 +1,4 @@
-"""What the processes do that are measured at a live cluster: each on its own, and the proxy is in none of them."""
+"""The work of the processes that rows at a live cluster measure: each is separate, and none contains the proxy."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _AT_ONCE, _PAGE_ROWS = 4, 5_000
 def bring(
     home: str, now_us: Microseconds | None, policy: ReadPolicy | None = None, **options: Any
 ) -> tuple[IngestResult, float]:
-    """Ingest up to a time (µs; None: now), as the next process would; with the seconds of CPU that it took."""
+    """Ingest up to a time (µs; None: now) as a new process would; return the result and its CPU seconds."""
     cluster, before = registry.find_cluster(open_home_location(Path(home)), NAME), time.process_time()
     clock = Clock() if now_us is None else Clock(now_us)
     workers = TaskRunner(_no_spark)
@@ -36,7 +36,7 @@ def _no_spark() -> Any:
 
 
 def drop(port: int, user: tuple[str, str], statements: Sequence[str]) -> int:
-    """Ask all by the driver's default rows, as many at once as an ingest does, and let go of them; how many came."""
+    """Send all statements, as many at once as an ingest, and drop the driver's default rows; return their count."""
     session, waiting, rows = _session(port, user), deque[Any](), 0
     for text in statements:
         if len(waiting) == _AT_ONCE:
@@ -68,19 +68,19 @@ def _session(port: int, user: tuple[str, str]) -> Any:
 
 
 def follow(home: str, seconds: float, policy: ReadPolicy, every_seconds: float) -> list[tuple[int, float]]:
-    """Ingest again and again: of each time its rows, and how many seconds it was behind beyond the confidence."""
-    found, until = list[tuple[int, float]](), time.monotonic() + seconds
+    """Ingest repeatedly; return the rows of each ingest and its lag (s) beyond the confidence window."""
+    ingests, until = list[tuple[int, float]](), time.monotonic() + seconds
     while time.monotonic() < until:
         begun = time.monotonic()
         done, _ = bring(home, None, policy)
         behind = Clock().now_us() - done.position_us - policy.confidence_us
-        found.append((done.rows, behind / SECOND_US))
+        ingests.append((done.rows, behind / SECOND_US))
         time.sleep(max(0.0, every_seconds - (time.monotonic() - begun)))
-    return found
+    return ingests
 
 
 def write(port: int, seconds: float, share: float, stream: bytes) -> tuple[int, float]:
-    """Write rows of a log as fast as takes a share of a core; how many, and the share that it was."""
+    """Write rows of a log at a share of a core; return their number and the actual share."""
     from cassandra.util import uuid_from_time
 
     session, sent = _session(port, ("cassandra", "cassandra")), 0

@@ -52,10 +52,10 @@ class Reading:
 def backlog(bench: Bench) -> list[Result]:
     """Read backlogs of two sizes by `ingest` and, if it is built, by scylla-cdc-go."""
     sizes = SIZES if bench.sizes.repeats > 1 else _QUICK_SIZES
-    found: dict[int, tuple[list[Reading], list[Reading]]] = {}
+    readings: dict[int, tuple[list[Reading], list[Reading]]] = {}
     for rows in sizes:
         with open_standin(bench) as standin:
-            # The Go client finds out by the schema which tables of ScyllaDB there are; the platform asks for each.
+            # The Go client reads from the schema which tables of ScyllaDB exist; the platform queries each.
             standin.world.run(_KEYSPACES)
             standin.world.run("DROP TABLE scylla_distributed.cdc_streams_descriptions")
             standin.proxy.in_schema = True
@@ -63,9 +63,9 @@ def backlog(bench: Bench) -> list[Result]:
             pairs = [
                 (_ingest(bench, standin, rows), _read_by_go(standin, rows)) for _ in range(min(3, bench.sizes.repeats))
             ]
-        found[rows] = [ours for ours, _ in pairs], [theirs for _, theirs in pairs if theirs is not None]
+        readings[rows] = [ours for ours, _ in pairs], [theirs for _, theirs in pairs if theirs is not None]
     small, large = sizes
-    ours, theirs = found[large]
+    ours, theirs = readings[large]
     seconds, pages = _median(ours, "seconds"), _median(ours, "pages")
     results = [
         Result(
@@ -73,20 +73,26 @@ def backlog(bench: Bench) -> list[Result]:
             f"{large:,} log rows",
             seconds,
             f"{small:,} log rows, times {large // small}",
-            _median(found[small][0], "seconds") * (large // small),
-            seconds / (_median(found[small][0], "seconds") * (large // small)),
+            _median(readings[small][0], "seconds") * (large // small),
+            seconds / (_median(readings[small][0], "seconds") * (large // small)),
             1.2,
         ),
         Result(
             "backlog-pages", f"{large:,} log rows", seconds, "pages of the log", 0.0, pages / (large / _PAGE_ROWS), 1.05
         ),
         Result(
-            "backlog-memory", f"{large:,} log rows", seconds, "GB", 0.0, max(each.memory for each in ours) / _GB, 1.0
+            "backlog-memory",
+            f"{large:,} log rows",
+            seconds,
+            "GB",
+            0.0,
+            max(reading.memory for reading in ours) / _GB,
+            1.0,
         ),
     ]
     if theirs:
         floor, peer = "scylla-cdc-go, dropping the rows", _median(theirs, "seconds")
-        details = {"ours": [vars(each) for each in ours], "theirs": [vars(each) for each in theirs]}
+        details = {"ours": [vars(reading) for reading in ours], "theirs": [vars(reading) for reading in theirs]}
         server, peers_server = _median(ours, "server_cpu"), _median(theirs, "server_cpu")
         results += [
             Result(
@@ -102,7 +108,7 @@ def backlog_source(bench: Bench) -> list[Result]:
     rows = int(os.environ.get(_SOURCE_ROWS_VARIABLE, SIZES[0] if bench.sizes.repeats > 1 else _QUICK_SIZES[0]))
     with open_standin(bench) as standin:
         _fill(standin, rows)
-        _stream(bench, standin, rows)  # compiles what the JVM needs
+        _stream(bench, standin, rows)  # compile what the JVM needs
         pairs = [
             (_stream(bench, standin, rows), _ingest(bench, standin, rows).seconds)
             for _ in range(min(3, bench.sizes.repeats))
@@ -124,19 +130,19 @@ def _stream(bench: Bench, standin: StandIn, rows: int) -> float:
     begun = time.perf_counter()
     query.trigger(availableNow=True).start(str(home / "sink")).awaitTermination()
     seconds = time.perf_counter() - begun
-    found = bench.spark.read.format("delta").load(str(home / "sink")).count()
-    assert found == rows, f"{found} of {rows} rows"
+    stored = bench.spark.read.format("delta").load(str(home / "sink")).count()
+    assert stored == rows, f"{stored} of {rows} rows"
     return seconds
 
 
 def _median(readings: Sequence[Reading], field: str) -> float:
-    return median(getattr(each, field) for each in readings)
+    return median(getattr(reading, field) for reading in readings)
 
 
 def _fill(standin: StandIn, rows: int) -> None:
     """Write a log of `rows` rows, all of them older than the confidence window."""
     log, begun = new_log(standin, Milliseconds(Clock().now_ms() - _AGE_MS))
-    times = [begun + SECOND_US + place * _SPREAD_US // rows for place in range(rows)]
+    times = [begun + SECOND_US + index * _SPREAD_US // rows for index in range(rows)]
     for first in range(0, rows, _WRITTEN_AT_ONCE):
         log.write(times[first : first + _WRITTEN_AT_ONCE])
         log.written.clear()
@@ -185,6 +191,6 @@ def _run(standin: StandIn, command: Sequence[str]) -> tuple[Reading, str]:
 
 
 def _cpu_seconds(pid: int) -> float:
-    """The seconds of CPU that a process has used (Linux)."""
+    """Return the CPU seconds that a process has used (Linux)."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

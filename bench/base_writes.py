@@ -1,4 +1,4 @@
-"""The row about base writes: key bytes and timestamp in, stream ID out, against rewriting the finished result."""
+"""The row about base writes: from key bytes and timestamp to a stream ID, relative to rewriting the finished result."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ GENERATIONS = 5
 
 
 def base_writes(bench: Bench) -> list[Result]:
-    """Writes in no order over five generations into a Delta table: appended with their streams by the tasks that give
-    them, in one commit, and as a DataFrame of which Spark writes a table anew.
+    """Add streams to writes in random order over five generations, into a Delta table.
+
+    Once the tasks that assign the streams append the writes in one commit, and once Spark writes a DataFrame.
     """
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
@@ -52,20 +53,20 @@ def base_writes(bench: Bench) -> list[Result]:
 
 
 def throughput(row: str, at: str, count: int, pairs: Pairs, floor: str, target: float) -> Result:
-    """The line of so many writes, of which at least a part of the floor's in a second is due."""
+    """Return a result by throughput; the target is a share of the floor's writes per second."""
     details = {"writes_a_second": count / pairs.seconds}
     return Result(row, at, pairs.seconds, floor, pairs.floor_seconds, 1 / pairs.ratio, target, True, details=details)
 
 
 def five_generations(bench: Bench, folder: Path) -> Lake:
-    """A lake in which the last five nodes joined, an hour apart."""
+    """Create a lake in which the last five nodes joined, an hour apart."""
     lake = Lake(folder)
     grow(bench.workers, lake, nodes_of(bench.sizes.cluster), GENERATIONS, CLOCK)
     return lake
 
 
 def _writes(bench: Bench, lake: Lake) -> DataFrame:
-    """Text keys of 6 to 13 bytes; timestamps from the first generation's start on, all generations in every batch."""
+    """Return text keys of 6 to 13 bytes with timestamps from the first generation's start on, in every generation."""
     from pyspark.sql import functions as F
 
     start_us = us_from_ms(Timeline.read(lake).known[0].time_ms)

@@ -74,18 +74,18 @@ class _Place:
     workspace: WorkspaceProcessContext
     hours: int
     turns: list[int] = field(default_factory=lambda: [0])
-    """How many times something was written, which makes the next write another one."""
+    """The number of writes so far, which makes the next write differ."""
     cursor: list[str] = field(default_factory=lambda: [""])
     """The cursor of the sensor `catalogue`."""
 
     @property
     def lake(self) -> Lake:
-        """Open the tables anew, as each run and each tick does."""
+        """Open the tables again, as each run and each tick does."""
         return Lake(self.location.lake)
 
 
 def bounded(bench: Bench) -> list[Result]:
-    """Each operation in the large home, against its floor: the same in the small one, or opening all logs."""
+    """Measure each operation in the large home, relative to the same in the small home or to opening all logs."""
     large_size = _SIZES if bench.sizes.repeats > 1 else (SOME, 8, 48)
     at = "{:,} generations, {:,} tables, {:,} hours".format(*large_size)
     with bench.scratch() as folder, ExitStack() as stack:
@@ -138,96 +138,96 @@ def _place(folder: Path, generations: int, tables: int, hours: int) -> Iterator[
         ) as workspace,
         open_home(location.name, clock=CLOCK) as home,
     ):
-        place = _Place(location, home, instance, workspace, hours)
-        _report_hours(place)
-        _tick(place)
-        yield place
+        built = _Place(location, home, instance, workspace, hours)
+        _report_hours(built)
+        _tick(built)
+        yield built
 
 
-def _report_hours(place: _Place) -> None:
+def _report_hours(built: _Place) -> None:
     """Give Dagster a partition and a materialization of each hour, with the data version that a run would report."""
     partitions = {}
-    for stored in table_contents.iterate_other_partitions(place.lake):
+    for stored in table_contents.iterate_other_partitions(built.lake):
         if stored.asset == _HOURS_KEY and stored.partition is not None and (digest := stored.digest()) is not None:
             partitions[stored.partition] = data_version_from_digest(digest)
-    place.instance.add_dynamic_partitions(HOURS_NAME, list(partitions))
+    built.instance.add_dynamic_partitions(HOURS_NAME, list(partitions))
     for partition, version in partitions.items():
         event = AssetMaterialization(_HOURS_KEY, partition=partition, tags={DATA_VERSION_TAG: version})
-        place.instance.report_runless_asset_event(event)
+        built.instance.report_runless_asset_event(event)
 
 
-def _show_status(place: _Place) -> None:
-    place.home.status()
+def _show_status(built: _Place) -> None:
+    built.home.status()
 
 
-def _list_history(place: _Place) -> None:
-    lake = place.lake
+def _list_history(built: _Place) -> None:
+    lake = built.lake
     newest = Timeline.read(lake).known[-1]
     keys = GenerationKeys.read(lake)
     assert read_generation_writes(lake, get_generation_names(lake, keys, newest.id or newest.time_ms))
 
 
-def _audit_one(place: _Place) -> None:
-    assert place.home.check(Timeline.read(place.lake).known[-1].id).passed
+def _audit_one(built: _Place) -> None:
+    assert built.home.check(Timeline.read(built.lake).known[-1].id).passed
 
 
-def _apply_script(place: _Place) -> None:
-    place.turns[0] += 1
-    clock = Clock(Microseconds(CLOCK.now_us() + MINUTE_US * place.turns[0]))
-    statement = f"INSERT INTO ks.t1 (p, k, v) VALUES (1, 1, {place.turns[0]});"
-    result = commit_script(statement, place.lake, clock, Settings(), on_outcome=lambda outcome: outcome)
+def _apply_script(built: _Place) -> None:
+    built.turns[0] += 1
+    clock = Clock(Microseconds(CLOCK.now_us() + MINUTE_US * built.turns[0]))
+    statement = f"INSERT INTO ks.t1 (p, k, v) VALUES (1, 1, {built.turns[0]});"
+    result = commit_script(statement, built.lake, clock, Settings(), on_outcome=lambda outcome: outcome)
     assert result.summary.keys() == {"done"}, result.summary
 
 
-def _tick_quiet(place: _Place) -> None:
-    _tick(place)
+def _tick_quiet(built: _Place) -> None:
+    _tick(built)
 
 
-def _tick_after_change(place: _Place) -> None:
+def _tick_after_change(built: _Place) -> None:
     """Tick the catalogue after another hour was copied."""
-    place.turns[0] += 1
-    start = datetime_from_us(Microseconds((CLOCK.now_us() // HOUR_US + place.turns[0]) * HOUR_US))
+    built.turns[0] += 1
+    start = datetime_from_us(Microseconds((CLOCK.now_us() // HOUR_US + built.turns[0]) * HOUR_US))
     row = {"keyspace_name": "ks", "table_name": "t0", "hour": start, "rows": 0}
-    place.lake.merge(CONSUMED_HOURS, pa.Table.from_pylist([row], schema=CONSUMED_HOURS.schema), update=False)
-    _tick(place)
+    built.lake.merge(CONSUMED_HOURS, pa.Table.from_pylist([row], schema=CONSUMED_HOURS.schema), update=False)
+    _tick(built)
 
 
-def _tick(place: _Place) -> None:
+def _tick(built: _Place) -> None:
     """Tick the sensor `catalogue`, until everything is reported."""
     while True:
         with build_sensor_context(
-            instance=place.instance,
-            cursor=place.cursor[0],
+            instance=built.instance,
+            cursor=built.cursor[0],
             repository_def=defs.get_repository_def(),
             resources={
-                "home": HomeResource(path=place.location.name),
+                "home": HomeResource(path=built.location.name),
                 "clock": ClockResource(stopped_at=format_us(CLOCK.now_us())),
             },
         ) as context:
             reason = catalogue(context)
-            place.cursor[0] = context.cursor or ""
+            built.cursor[0] = context.cursor or ""
         assert isinstance(reason, SkipReason)
-        if place.cursor[0]:
+        if built.cursor[0]:
             return
 
 
-def _find_due_hours(place: _Place) -> None:
-    hourly.list_due_hours(place.lake, CLOCK, 24)
+def _find_due_hours(built: _Place) -> None:
+    hourly.list_due_hours(built.lake, CLOCK, 24)
 
 
-def _open_partitions_page(place: _Place) -> None:
-    """Ask for the partitions of an asset and their statuses, as its page in the UI does."""
-    request = place.workspace.create_request_context()
+def _open_partitions_page(built: _Place) -> None:
+    """Query the partitions of an asset and their statuses, as its page in the UI does."""
+    request = built.workspace.create_request_context()
     variables = {"key": {"path": list(_HOURS_KEY.path)}}
     answer = asyncio.run(_SCHEMA.execute_async(_QUERY, context_value=request, variable_values=variables))
     assert not answer.errors, answer.errors
     assert answer.data is not None
     statuses = answer.data["assetNodeOrError"]["assetPartitionStatuses"]
-    assert len(statuses["materializedPartitions"]) >= place.hours
+    assert len(statuses["materializedPartitions"]) >= built.hours
 
 
-def _open_logs(place: _Place) -> None:
-    for folder in sorted((place.location.path / "lake" / "ks").glob("*_scylla_cdc_log")):
+def _open_logs(built: _Place) -> None:
+    for folder in sorted((built.location.path / "lake" / "ks").glob("*_scylla_cdc_log")):
         DeltaTable(folder)
 
 

@@ -1,4 +1,4 @@
-"""Made-up clusters of any size: nodes with random tokens from a fixed seed, and a lake in which the last is to join."""
+"""Synthetic clusters of any size: nodes with random tokens by a fixed seed, and a lake before the last node's join."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FEATURES = ("CDC_GENERATIONS_V2",)
 
 @dataclass(frozen=True)
 class Size:
-    """How large a cluster is."""
+    """The size of a cluster."""
 
     nodes: int
     vnodes: int
@@ -32,7 +32,7 @@ class Size:
 
     @property
     def streams(self) -> int:
-        """Streams of a generation of the whole cluster."""
+        """The number of streams of a generation of the whole cluster."""
         return self.nodes * self.vnodes * self.shards
 
     def __str__(self) -> str:
@@ -40,7 +40,7 @@ class Size:
 
 
 def nodes_of(size: Size, seed: int = 1) -> list[Node]:
-    """The nodes, each with its own tokens; the same for the same seed."""
+    """Return the nodes, each with its own tokens, which depend on the seed alone."""
     source = np.random.default_rng(seed)
     tokens = np.empty(0, dtype=np.int64)
     while tokens.size < size.nodes * size.vnodes:
@@ -66,32 +66,32 @@ def nodes_of(size: Size, seed: int = 1) -> list[Node]:
 
 @lru_cache(maxsize=4)
 def ring_of(size: Size) -> Ring:
-    """The ring of all nodes; made once, since making clusters up is no part of what is measured."""
+    """Return the ring of all nodes, cached because creating clusters is not part of any measurement."""
     return Ring.of(nodes_of(size))
 
 
 def lake_before_join(folder: Path | str, size: Size, clock: Clock) -> tuple[Lake, str]:
-    """A lake whose ring has all nodes but the last, which waits in the inbox; and the generation ID of its join."""
+    """Create a lake whose ring has all nodes but the last, which is queued; return it and the join's generation ID."""
     lake = Lake(folder)
     *members, joining = nodes_of(size)
     write_nodes(lake, members)
     return lake, queue(lake, clock, joining)
 
 
-def lake_before_next_join(lake: Lake, size: Size, turn: int, clock: Clock) -> str:
-    """Take the node that joined last out of the ring again and queue another one; answers with its generation ID.
+def lake_before_next_join(lake: Lake, size: Size, number: int, clock: Clock) -> str:
+    """Remove the node that joined last from the ring and queue another one; return its generation ID.
 
-    So a join of the same size can be measured again, in a lake whose tables are there, as all but the first find it.
+    The next join then has the same size and finds its tables, as all joins but the first do.
     """
     last = nodes_of(size)[-1]
-    before = replace(last, host_id=_stand_in(last, turn - 1))
+    before = replace(last, host_id=_stand_in(last, number - 1))
     lake.delete(NODES, [("host_id", "=", str(before.host_id))])
-    tokens = tuple(token + turn for token in last.tokens)
-    return queue(lake, clock, replace(last, host_id=_stand_in(last, turn), tokens=tokens))
+    tokens = tuple(token + number for token in last.tokens)
+    return queue(lake, clock, replace(last, host_id=_stand_in(last, number), tokens=tokens))
 
 
 def grow(workers: TaskRunner, lake: Lake, nodes: Sequence[Node], joining: int, clock: Clock) -> Clock:
-    """Let the last `joining` nodes join a ring of those before them, an hour apart from `clock` on; the next hour."""
+    """Let the last `joining` nodes join the others, an hour apart from `clock` on; return the hour after them."""
     write_nodes(lake, nodes[:-joining])
     for hour, node in enumerate(nodes[-joining:]):
         at = Clock(clock.now_us() + HOUR_US * hour)
@@ -99,12 +99,12 @@ def grow(workers: TaskRunner, lake: Lake, nodes: Sequence[Node], joining: int, c
     return Clock(clock.now_us() + HOUR_US * joining)
 
 
-def _stand_in(node: Node, turn: int) -> uuid.UUID:
-    return node.host_id if turn == 0 else uuid.uuid5(node.host_id, str(turn))
+def _stand_in(node: Node, number: int) -> uuid.UUID:
+    return node.host_id if number == 0 else uuid.uuid5(node.host_id, str(number))
 
 
 def queue(lake: Lake, clock: Clock, node: Node) -> str:
-    """Put a node into the inbox; answers with the generation ID of its join."""
+    """Queue a node; return the generation ID of its join."""
     request = JoinRequest(
         host_id=node.host_id,
         address=node.address,

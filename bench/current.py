@@ -1,6 +1,6 @@
-"""The rows about a table that is kept: changes of one part of it and of all of it, against rewriting both its tables.
+"""The rows about a replicated table: changes in one part of it and in all of it, relative to rewriting both its tables.
 
-No server is needed: what a log tells is told by CQL in full, so that nothing is read again.
+They need no server, because the log's rows determine every change and nothing is read again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _SCHEMA = TableSchema(
 
 
 def keeping_current(bench: Bench) -> list[Result]:
-    """One row of a hundred changed: all in one of a hundred parts of the ring, and anywhere."""
+    """Change one row in a hundred: all in a hundredth of the ring, and anywhere."""
     full = int(os.environ.get(ROWS_VARIABLE, _ROWS))
     count = full if bench.sizes.repeats > 1 else _QUICK_ROWS
     with bench.scratch() as folder:
@@ -67,29 +67,29 @@ class _Kept:
         self._of_slices = [keys[slices == number] for number in range(_SLICES)]
         cells = kept.cells_table(_SCHEMA)
         self._lake.ensure(cells)
-        made = TaskRows(_SLICES, lambda number: iter(_state(self._of_slices[number], number).to_batches()))
+        state_rows = TaskRows(_SLICES, lambda number: iter(_state(self._of_slices[number], number).to_batches()))
         marks = {
             kept.COPIED: _COPIED_US,
             kept.SINCE: _COPIED_US,
             kept.RANGES: _SLICES,
             kept.IDENTITY: kept.identity(_SCHEMA),
         }
-        frames.replace_all_rows(TaskRunner.alone(), self._lake, cells, made, ("current:commits", 1), marks)
+        frames.replace_all_rows(TaskRunner.alone(), self._lake, cells, state_rows, ("current:commits", 1), marks)
         self._lake.ensure(log_table(_SCHEMA))
 
     def inside(self) -> np.ndarray:
-        """The partition and row of as many rows as a hundredth of all, in one part of the ring."""
+        """Return the partitions and rows of a hundredth of all rows, in one part of the ring."""
         keys = self._of_slices[self._round % _SLICES]
         rows = np.arange(len(keys) * _ROWS_A_PARTITION)
         return np.stack([keys[rows // _ROWS_A_PARTITION], rows % _ROWS_A_PARTITION])
 
     def anywhere(self) -> np.ndarray:
-        """As `inside`, of all parts."""
+        """Return the partitions and rows of a hundredth of all rows, anywhere."""
         rows = self._dice.choice(self._count, self._count // 100, replace=False)
         return np.stack([rows // _ROWS_A_PARTITION, rows % _ROWS_A_PARTITION])
 
     def measured(self, drawn: Callable[[], np.ndarray], repeats: int) -> Any:
-        """Bringing the table up to changes of such rows, against rewriting it."""
+        """Measure the replication of changes to such rows, relative to rewriting the table."""
 
         def subject() -> None:
             done = self.bring(Microseconds(_COPIED_US + us_from_seconds(self._round)))
@@ -98,7 +98,7 @@ class _Kept:
         return paired(subject, self._rewrite, repeats=repeats, prepare=lambda: self._change(drawn()))
 
     def bring(self, as_of_us: Microseconds) -> ReplicationResult:
-        """Bring the table up to its log."""
+        """Replicate the table up to its log."""
         unasked: Any = None
         keeper = TableReplicator(unasked, self._lake, Clock(as_of_us), _SCHEMA, TaskRunner.alone(), ReadPolicy(), print)
         return keeper.replicate(as_of_us, _COPIED_US, us_from_seconds(DAY_SECONDS), recopy=False)
@@ -114,18 +114,18 @@ class _Kept:
             "k": rows[1].astype(np.int32),
             "a": np.full(count, self._round, np.int32),
         }
-        wanted = typed_writes_schema(_SCHEMA)
+        write_schema = typed_writes_schema(_SCHEMA)
         arrays = [
-            pa.array(typed[each.name], each.type) if each.name in typed else pa.nulls(count, each.type)
-            for each in wanted
+            pa.array(typed[column.name], column.type) if column.name in typed else pa.nulls(count, column.type)
+            for column in write_schema
         ]
-        batch = pa.RecordBatch.from_arrays(arrays, schema=wanted)
-        found = encode_log_batch(_SCHEMA, batch, lambda keys, _: pa.array([bytes(16)] * len(keys), pa.binary()))
+        batch = pa.RecordBatch.from_arrays(arrays, schema=write_schema)
+        encoded = encode_log_batch(_SCHEMA, batch, lambda keys, _: pa.array([bytes(16)] * len(keys), pa.binary()))
         log = log_table(_SCHEMA)
-        self._lake.append_once(log, pa.Table.from_batches([found]), {"bench": self._round}, self._round - 1 or None)
+        self._lake.append_once(log, pa.Table.from_batches([encoded]), {"bench": self._round}, self._round - 1 or None)
 
     def _rewrite(self) -> None:
-        """Put what both tables have in its own place, as much at a time as a merge has."""
+        """Rewrite both tables with the same contents, in the batch sizes of a merge."""
         lake = self._lake
         together = max(1, ROWS_AT_ONCE * _SLICES // (_CELLS_A_ROW * self._count))
         groups = [list(range(first, min(first + together, _SLICES))) for first in range(0, _SLICES, together)]
@@ -138,7 +138,7 @@ class _Kept:
 
 
 def _state(keys: np.ndarray, number: int) -> pa.Table:
-    """A marker and two cells of each row of some partitions, as the state's table has them."""
+    """Return a marker and two cells for each row of some partitions, as in the state's table."""
     rows = np.repeat(keys, _ROWS_A_PARTITION)
     clusterings = np.tile(np.arange(_ROWS_A_PARTITION, dtype=np.int32), len(keys))
     partition, count = _bytes_of(rows), len(rows)
@@ -147,10 +147,10 @@ def _state(keys: np.ndarray, number: int) -> pa.Table:
     for kind, column, values in (
         (StateRowKind.MARKER, None, pa.nulls(count, pa.binary())),
         (StateRowKind.CELL, "a", _bytes_of(rows)),
-        (StateRowKind.CELL, "b", pa.array([b"value of row %d" % each for each in range(count)], pa.binary())),
+        (StateRowKind.CELL, "b", pa.array([b"value of row %d" % row for row in range(count)], pa.binary())),
     ):
         none = pa.array(np.zeros(count, np.int64))
-        found = {
+        columns = {
             "partition": partition,
             "clustering": composed_keys,
             "kind": pa.array(np.full(count, kind, np.int8)),
@@ -163,7 +163,7 @@ def _state(keys: np.ndarray, number: int) -> pa.Table:
             "value": values,
             "inexact": pa.array(np.zeros(count, bool)),
         }
-        parts.append(pa.table(found, schema=STATE_SCHEMA))
+        parts.append(pa.table(columns, schema=STATE_SCHEMA))
     whole = pa.concat_tables(parts)
     return whole.append_column(
         pa.field(kept.RANGE, pa.int32(), nullable=False), pa.repeat(np.int32(number), len(whole))
@@ -171,5 +171,5 @@ def _state(keys: np.ndarray, number: int) -> pa.Table:
 
 
 def _bytes_of(values: np.ndarray) -> pa.Array:
-    """Integers as CQL's bytes."""
+    """Return integers as CQL bytes."""
     return fixed_width_to_arrow(values.astype(">i4"))

@@ -1,6 +1,7 @@
 """The rows about a join in a running `up`: from its launch by the sensor to the published timestamp.
 
-Against what Dagster takes for an empty job of as many steps and checks, launched in the same `up`, and the functions.
+The floor is Dagster's time for an empty job with as many steps and checks, launched in the same `up`, plus the join by
+functions.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from cdc_platform_assets.join.inbox import JOIN_JOB
 _SIZE = Size(1, 256, 8)
 _WARM_UPS = 2
 _TURNS = 15
-"""Each side waits in Dagster's queue, by chance."""
+"""Each side waits in Dagster's queue for a random time."""
 _SECONDS = 120
 _LAUNCH = """mutation($job: String!, $partition: String!) { launchRun(executionParams: {
 selector: {repositoryLocationName: "LOCATION", repositoryName: "__repository__", jobName: $job}, mode: "default",
@@ -42,27 +43,27 @@ executionMetadata: {tags: [{key: "dagster/partition", value: $partition}]}
 
 
 def dagster_join(bench: Bench) -> list[Result]:
-    """Joins that the sensor launches, by turns with empty jobs and with joins by functions; and how soon runs start."""
+    """Measure joins that the sensor launches, relative to empty jobs and joins by functions; and the start of runs."""
     pairs, starts, parts = Pairs([], []), [], []
     moments = random.Random(0)
     settles = SETTLES_SECONDS if bench.sizes.repeats > 1 else 2
-    with bench.scratch() as folder, up(folder / "home", program="bench.empty_job") as (_, told):
+    with bench.scratch() as folder, up(folder / "home", program="bench.empty_job") as (_, address):
         time.sleep(settles)
         home = open_home_location(folder / "home")
         joins = Joins(TaskRunner.alone(), _SIZE, folder / "functions")
         with DagsterInstance.from_config(str(home.dagster)) as instance:
             instance.add_dynamic_partitions(JOB, [PARTITION])
-            ends = _Runs(instance, told)
-            # A job that was launched as soon as another has ended would wait in the queue as long each time; a sensor's
-            # is launched at any moment between two looks into it, and so is the empty one here.
+            ends = _Runs(instance, address)
+            # A job launched right after another one would wait in the queue equally long each time. A sensor's job is
+            # launched at any moment between two polls of the queue, and so is the empty job here.
             queue = instance.run_coordinator
             assert isinstance(queue, QueuedRunCoordinator)
-            for turn in range(_WARM_UPS + (_TURNS if bench.sizes.repeats > 1 else 1)):
+            for number in range(_WARM_UPS + (_TURNS if bench.sizes.repeats > 1 else 1)):
                 by_functions = joins.seconds()
                 time.sleep(moments.uniform(0, queue.dequeue_interval_seconds))
                 empty, empty_started = ends.empty()
-                joined, started = ends.join(Lake(home.lake), turn)
-                if turn >= _WARM_UPS:
+                joined, started = ends.join(Lake(home.lake), number)
+                if number >= _WARM_UPS:
                     pairs.floor.append(by_functions + empty)
                     pairs.subject.append(joined)
                     starts.append(started)
@@ -78,31 +79,31 @@ def dagster_join(bench: Bench) -> list[Result]:
 
 
 class _Runs:
-    """Runs in an `up`, and when they did what, by the events in its storage."""
+    """Runs in an `up`, and the times of their events from its storage."""
 
-    def __init__(self, instance: DagsterInstance, told: Mapping[str, str]) -> None:
-        self._instance, self._told = instance, told
+    def __init__(self, instance: DagsterInstance, address: Mapping[str, str]) -> None:
+        self._instance, self._told = instance, address
 
     def empty(self) -> tuple[float, float]:
-        """Launch an empty job; seconds from there to the last thing that it has made, and to its first step."""
+        """Launch an empty job; return the seconds to its last materialization and to its first step."""
         run_id = self._launched()
         _await(lambda: self._has_ended(run_id), f"the end of run {run_id}")
-        made = self._times(run_id, DagsterEventType.ASSET_MATERIALIZATION)
+        materialized = self._times(run_id, DagsterEventType.ASSET_MATERIALIZATION)
         launched = self._times(run_id, DagsterEventType.PIPELINE_ENQUEUED)[0]
-        return made[-1] - launched, self._times(run_id, DagsterEventType.STEP_START)[0] - launched
+        return materialized[-1] - launched, self._times(run_id, DagsterEventType.STEP_START)[0] - launched
 
-    def join(self, lake: Lake, turn: int) -> tuple[float, float]:
-        """Queue a node; seconds from the launch of its join to its timestamp, and to its first step."""
-        known = {run.run_id for run in self._joins()}
+    def join(self, lake: Lake, number: int) -> tuple[float, float]:
+        """Queue a node; return the seconds from the launch of its join to its timestamp and to its first step."""
+        earlier = {run.run_id for run in self._joins()}
         before = _published(lake)
-        if turn:
-            lake_before_next_join(lake, _SIZE, turn, Clock())
+        if number:
+            lake_before_next_join(lake, _SIZE, number, Clock())
         else:
             lake_before_join(lake.root, _SIZE, Clock())
         _await(lambda: _published(lake) > before, "a published timestamp")
         published = _newest(lake)
-        (run_id,) = {run.run_id for run in self._joins()} - known
-        # The next one waits until the last of it is judged.
+        (run_id,) = {run.run_id for run in self._joins()} - earlier
+        # The next join waits until this one is judged completely.
         _await(lambda: self._has_ended(run_id), f"the end of run {run_id}")
         launched = self._times(run_id, DagsterEventType.PIPELINE_ENQUEUED)[0]
         return published - launched, self._times(run_id, DagsterEventType.STEP_START)[0] - launched
@@ -123,20 +124,20 @@ class _Runs:
         query = {"query": _LAUNCH.replace("LOCATION", CODE_LOCATION), "variables": {"job": JOB, "partition": PARTITION}}
         token = Path(self._told["token_file"]).read_text(encoding="utf-8")
         headers = {"Content-Type": "application/json", "Authorization": f"Bearer {token}"}
-        asked = urllib.request.Request(f"{self._told['url']}/graphql", json.dumps(query).encode(), headers)
-        with urllib.request.urlopen(asked, timeout=_SECONDS) as answer:
+        request = urllib.request.Request(f"{self._told['url']}/graphql", json.dumps(query).encode(), headers)
+        with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
             launched = json.load(answer)["data"]["launchRun"]
         assert "run" in launched, launched
         return launched["run"]["runId"]
 
 
 def _published(lake: Lake) -> int:
-    """How many generations have their timestamp published, for a lake that has not yet looked."""
+    """Return the number of generations with a published timestamp, from a new lake."""
     return Lake(lake.root).read(GENERATION_TIMESTAMPS).num_rows
 
 
 def _newest(lake: Lake) -> float:
-    """When the last of them was: the time of its commit's file."""
+    """Return the time of the last publication: that of its commit's file."""
     log = Path(lake.path(GENERATION_TIMESTAMPS)) / "_delta_log"
     return max(path.stat().st_mtime for path in log.glob("*.json"))
 

@@ -1,7 +1,7 @@
-"""The rows about where a home lies and where its work is done: a folder or a store, this machine or workers.
+"""The rows about the place of a home and of its work: a folder or a store, this machine or workers.
 
-Each side is a driver of Spark in a process of its own, which keeps its session; both lie idle in turn. The store is the
-S3 server of the tests and the workers are its Spark standalone, all on loopback, on the cores of this machine.
+Each side is a Spark driver in its own process, which retains its session; the sides alternate. The store is the S3
+server of the tests and the workers are its Spark standalone, all on loopback, on this machine's cores.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _ROOT = Path(__file__).resolve().parents[1]
 
 
 class Driver:
-    """A process with joins of one size in a home of its own, and with the session that does them."""
+    """A process with joins of one size in its own home, and with the session that runs them."""
 
     def __init__(self, home: str, size: Size, environment: Mapping[str, str]) -> None:
         command = [sys.executable, "-m", "bench.drivers", home, *map(str, astuple(size))]
@@ -39,38 +39,38 @@ class Driver:
         )
 
     def seconds(self) -> float:
-        """How long its next join takes."""
+        """Return the seconds of its next join."""
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()
-        told = self._process.stdout.readline()
-        assert told, f"a driver has ended with {self._process.wait()}"
-        return float(told)
+        line = self._process.stdout.readline()
+        assert line, f"a driver has ended with {self._process.wait()}"
+        return float(line)
 
     def stop(self) -> None:
-        """End it, when it has done what it was asked."""
+        """Stop it after its current join."""
         assert self._process.stdin is not None
         self._process.stdin.close()
         self._process.wait()
 
 
 def stored_life(bench: Bench) -> list[Result]:
-    """The whole life of a generation by `local[2]`, the home in the store, against a home in a folder."""
+    """Measure a generation's whole life by `local[2]` with the home in the store, relative to a home in a folder."""
     size = bench.sizes.cluster
     with store() as s3, bench.scratch() as folder:
         state = {STATE_VARIABLE: str(folder / "state")}
         with (
-            _driver(f"{s3.bucket()}/home", size, _LOCAL | state) as there,
+            _driver(f"{s3.bucket()}/home", size, _LOCAL | state) as remote,
             _driver(str(folder / "home"), size, _LOCAL) as here,
         ):
-            pairs = by_turns(there, here, repeats=bench.sizes.repeats, warm_ups=_WARM_UPS)
+            pairs = by_turns(remote, here, repeats=bench.sizes.repeats, warm_ups=_WARM_UPS)
     floor = "the same, the home in a folder"
     return [Result("stored-life", f"{size}, local[2]", pairs.seconds, floor, pairs.floor_seconds, pairs.ratio, 2.0)]
 
 
 def two_workers(bench: Bench) -> list[Result]:
-    """The same life by a standalone master's two workers of one core, against `local[2]`; both homes in the store."""
+    """Measure it by a standalone master's two workers with one core each, relative to `local[2]`, both in the store."""
     size = bench.sizes.cluster
     with store() as s3, bench.scratch() as folder:
         from support.spark.standalone import Standalone
@@ -79,10 +79,10 @@ def two_workers(bench: Bench) -> list[Result]:
         driver = folder / "driver"
         driver.mkdir()
         standalone = Standalone(driver, [driver], [s3.environment()] * 2)
-        # In tests executors end before a second compiler has paid for itself; here they are warm, as the other side is.
+        # In tests executors end before a second compiler pays off. Here they are warm, as the other side is.
         lines = standalone.conf.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if not line.startswith("spark.executor.extraJavaOptions")]
-        standalone.conf.write_text("".join(kept), encoding="utf-8")
+        other_lines = [line for line in lines if not line.startswith("spark.executor.extraJavaOptions")]
+        standalone.conf.write_text("".join(other_lines), encoding="utf-8")
         try:
             with (
                 _driver(f"{s3.bucket()}/home", size, standalone.environment | state) as cluster,
@@ -105,7 +105,7 @@ def _driver(home: str, size: Size, environment: Mapping[str, str]) -> Iterator[D
 
 
 def _drive(home: str, size: Size) -> None:
-    """Do a join for each line of the standard input, and say how long it took."""
+    """Run a join for each line of standard input, and print its seconds."""
     joins = Joins(TaskRunner(lambda: get_spark_session(heavy=True), in_process=0), size, open_home_location(home).lake)
     for _ in sys.stdin:
         print(joins.seconds(), flush=True)

@@ -1,8 +1,8 @@
-"""The code location with one more job: as many steps and checks as a join has, of one partition, as a join is, none of
-which does anything.
+"""The code location with one more job, as many steps and checks of one partition as a join has, which do nothing.
 
-What that takes is Dagster's own, and no join in Dagster takes less. The location is otherwise the platform's, so that
-it takes as long to load. `python -m bench.empty_job` is the command line of the platform whose `up` has this location.
+Its time is Dagster's own overhead, and no join in Dagster takes less. The rest of the location is the platform's, so
+it takes as long to load. `python -m bench.empty_job` is the platform's command line with an `up` that has this
+location.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ CODE_SERVER = "bench.empty_job_code"
 
 
 def _asset(like: AssetsDefinition) -> AssetsDefinition:
-    inputs = [_key(each) for each in like.keys_by_input_name.values() if each in _JOINED]
+    inputs = [_key(key) for key in like.keys_by_input_name.values() if key in _JOINED]
 
     @asset(key=_key(like.key), deps=inputs, partitions_def=_PARTITIONS)
     def nothing() -> MaterializeResult:
@@ -70,19 +70,19 @@ def _key(of: AssetKey) -> AssetKey:
 
 
 _PARTITIONS = DynamicPartitionsDefinition(name=JOB)
-_JOINED = {each.key for each in JOIN_ASSETS}
+_JOINED = {joined.key for joined in JOIN_ASSETS}
 _CHECKS = [
-    each
-    for each in definitions.defs.asset_checks or ()
-    if isinstance(each, AssetChecksDefinition) and {key.asset_key for key in each.check_keys} & _JOINED
+    check
+    for check in definitions.defs.asset_checks or ()
+    if isinstance(check, AssetChecksDefinition) and {key.asset_key for key in check.check_keys} & _JOINED
 ]
-_EMPTY = [_asset(each) for each in JOIN_ASSETS]
+_EMPTY = [_asset(joined) for joined in JOIN_ASSETS]
 
 defs = Definitions.merge(
     definitions.defs,
     Definitions(
         assets=_EMPTY,
-        asset_checks=[_check(each, number) for number, each in enumerate(_CHECKS)],
+        asset_checks=[_check(check, number) for number, check in enumerate(_CHECKS)],
         jobs=[define_asset_job(JOB, selection=select_with_own_checks(*_EMPTY), executor_def=in_process_executor)],
     ),
 )
@@ -95,10 +95,10 @@ def main() -> None:
 
     service = UpServices._service
 
-    def with_empty_job(*given: Any) -> Any:
-        made = service(*given)
+    def with_empty_job(*arguments: Any) -> Any:
+        built = service(*arguments)
         swapped = {"cdc_platform.server.code_server": CODE_SERVER, "cdc_platform.definitions": "bench.empty_job"}
-        return replace(made, command=[swapped.get(word, word) for word in made.command])
+        return replace(built, command=[swapped.get(word, word) for word in built.command])
 
     UpServices._service = with_empty_job  # pyrefly: ignore[bad-assignment]
     program.main()

@@ -1,4 +1,4 @@
-"""The code server of a location that has the empty job, otherwise the platform's own: its runs begin as there."""
+"""The code server of a location with the empty job, otherwise the platform's own: its runs start the same way."""
 
 from __future__ import annotations
 

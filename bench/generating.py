@@ -1,4 +1,4 @@
-"""The row about generating alone: numpy against a plain loop over the same rules, on every core, nothing written."""
+"""The row about generation alone: numpy relative to a plain loop over the same rules, on every core, without writes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _prepared: list[tuple[RingLayout, list[int], list[int], int]] = []
 
 
 def generating_alone(bench: Bench) -> list[Result]:
-    """All streams of a generation; both sides in the same worker processes, half the ranges each, same bytes."""
+    """Generate all streams of a generation; both sides use the same worker processes and make the same bytes."""
     size, cores = bench.sizes.cluster, os.cpu_count() or 1
     ranges = size.nodes * size.vnodes
     cuts = np.linspace(0, ranges, cores + 1).astype(int).tolist()

@@ -1,6 +1,6 @@
-"""The rows about a platform that nobody looks at: what `up` takes of a core and of memory while nothing happens.
+"""The rows about an idle platform: CPU and memory of `up` while nothing happens.
 
-And what it takes when Spark has gone to sleep, and how long who wants it then waits.
+They also measure its memory while Spark sleeps, and how long a client then waits.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cdc_platform.clock import SECOND_MS
 from cdc_platform.spark_server import SERVER_VARIABLE, ServerFile
 
 SETTLES_SECONDS, _LOOKS_SECONDS = 45, 60
-"""How long an `up` that answers is left alone first: its sensors and daemons tick for the first time."""
+"""How long an `up` that answers is left alone first, until its sensors and daemons have ticked once."""
 _SLEEP_SECONDS = 5
 _GIB = 1 << 30
 _ASKS = """
@@ -35,7 +35,7 @@ print(time.perf_counter() - start, flush=True)
 
 
 def idle_up(bench: Bench) -> list[Result]:
-    """CPU of the process tree of `up`, Spark warm and no join waiting, in percent of a core; and its memory (PSS)."""
+    """Measure CPU (percent of a core) and memory (PSS) of `up`'s process tree, with Spark warm and no join queued."""
     settles, looks = (SETTLES_SECONDS, _LOOKS_SECONDS) if bench.sizes.repeats > 1 else (2, 2)
     with bench.scratch() as folder, up(folder / "home") as (pid, _):
         time.sleep(settles)
@@ -43,8 +43,8 @@ def idle_up(bench: Bench) -> list[Result]:
         time.sleep(looks)
         took = time.perf_counter() - start
         below = tree(pid)
-        after, memory = cpu_seconds(below), sum(_pss_bytes(each) for each in below) / _GIB
-        parts = {_part(each): after[each] - before.get(each, 0.0) for each in after}
+        after, memory = cpu_seconds(below), sum(_pss_bytes(process) for process in below) / _GIB
+        parts = {_part(process): after[process] - before.get(process, 0.0) for process in after}
     percent = 100 * sum(parts.values()) / took
     details = {"cpu_seconds": parts}
     return [
@@ -56,18 +56,18 @@ def idle_up(bench: Bench) -> list[Result]:
 
 
 def asleep(bench: Bench) -> list[Result]:
-    """Memory of `up` while Spark sleeps; and a process that wants it then, against one with a session of its own."""
+    """Measure the memory of `up` while Spark sleeps, and a client that wakes it, relative to a session of its own."""
     repeats, settles = bench.sizes.repeats, SETTLES_SECONDS if bench.sizes.repeats > 1 else 2
     woken, embedded, memory = [], [], []
     with (
         bench.scratch() as folder,
-        up(folder / "home", f"spark_sleep_ms = {_SLEEP_SECONDS * SECOND_MS}\n") as (pid, told),
+        up(folder / "home", f"spark_sleep_ms = {_SLEEP_SECONDS * SECOND_MS}\n") as (pid, address),
     ):
-        file = ServerFile(Path(told["spark_file"]))
+        file = ServerFile(Path(address["spark_file"]))
         time.sleep(settles)
         for _ in range(repeats):
             _await_sleep(file)
-            memory.append(sum(_pss_bytes(each) for each in tree(pid)) / _GIB)
+            memory.append(sum(_pss_bytes(process) for process in tree(pid)) / _GIB)
             embedded.append(_asked({}))
             woken.append(_asked({SERVER_VARIABLE: str(file.path)}))
     waits, starts = median(woken), median(embedded)
@@ -92,14 +92,14 @@ def _await_sleep(file: ServerFile) -> None:
 
 
 def _asked(variables: dict[str, str]) -> float:
-    """Seconds from the first import to an answer of Spark, in a process of its own."""
+    """Return the seconds from the first import to a response of Spark, in a new process."""
     command = [sys.executable, "-c", _ASKS]
     return float(subprocess.run(command, env=os.environ | variables, stdout=subprocess.PIPE, check=True).stdout)
 
 
 @contextmanager
 def up(home: Path, settings: str = "", program: str = "cdc_platform") -> Iterator[tuple[int, dict[str, str]]]:
-    """The PID of an `up` that answers, and what it tells; ended by what Ctrl-C sends."""
+    """Start an `up` and wait until it answers; yield its PID and its JSON output, and end it with Ctrl-C's signal."""
     home.mkdir(mode=0o700)
     (home / "settings.toml").write_text(settings, encoding="utf-8")
     command = [sys.executable, "-m", program, "--home", str(home), "up", "--port", "0", "--json"]
@@ -118,7 +118,7 @@ def up(home: Path, settings: str = "", program: str = "cdc_platform") -> Iterato
 
 
 def _pss_bytes(pid: int) -> int:
-    """What a process takes of memory, of what it shares its share; 0 where it is gone or the system does not say."""
+    """Return the PSS of a process in bytes; 0 if it has ended or the system does not report it."""
     try:
         lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
     except OSError:
@@ -127,7 +127,7 @@ def _pss_bytes(pid: int) -> int:
 
 
 def _part(pid: int) -> str:
-    """A process by its number and what it runs."""
+    """Return a process's number and what it runs."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().decode(errors="replace").replace("\0", " ").split()
     except OSError:

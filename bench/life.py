@@ -1,4 +1,4 @@
-"""The rows about a generation's life: making it, the whole join, the audit, and how all of that grows."""
+"""The rows about a generation's life: generation, the whole join, the audit, and how all of them grow."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from cdc_platform.spark import frames
 from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2
 
 _ONCE = 10_000_000
-"""Streams from which on a size is measured once: it takes long enough to be steady."""
+"""Sizes with at least this many streams are measured once: they take long enough to be steady."""
 _GROWN = 5
-"""Nodes that joined, an hour apart, before the one whose join is measured: their generations are in the home."""
+"""Nodes that joined, an hour apart, before the measured join: their generations are in the home."""
 
 
 def generate_and_write(bench: Bench) -> list[Result]:
@@ -48,9 +48,10 @@ def generate_and_write(bench: Bench) -> list[Result]:
 
 
 def whole_life(bench: Bench) -> list[Result]:
-    """The last node joins: described, audited, inserted, given its timestamp, published, audited again.
+    """Let the last node join: describe, audit, insert, choose the timestamp, publish, audit again.
 
-    By Spark alone, which makes its JVM warm for the floor of the other, and as the platform does it, in this process.
+    First with Spark alone, which also warms its JVM for the other floor, then as the platform does it, in this
+    process.
     """
     size, results = bench.sizes.cluster, []
     for row, workers in (("whole-life-spark", bench.workers), ("whole-life", bench.default_workers)):
@@ -62,7 +63,7 @@ def whole_life(bench: Bench) -> list[Result]:
 
 
 def growing(bench: Bench) -> list[Result]:
-    """The same of a cluster that grows, in this process: each of the last nodes joined the ring of those before it."""
+    """Measure the same in a growing cluster, in this process: each of the last nodes joined the ring before it."""
     size = bench.sizes.cluster
     with bench.scratch() as folder, bench.floor_write(size) as floor:
         grown = _Grown(bench.default_workers, size, folder)
@@ -72,7 +73,7 @@ def growing(bench: Bench) -> list[Result]:
 
 
 def audit_alone(bench: Bench) -> list[Result]:
-    """Every invariant of a finished generation, and how many Spark jobs that takes."""
+    """Measure the check of every invariant of a finished generation, and the number of its Spark jobs."""
     size = bench.sizes.cluster
     with bench.scratch() as folder, bench.floor_write(size) as floor:
         joins = Joins(bench.workers, size, folder)
@@ -110,18 +111,18 @@ def _validation(joins: Joins, repeats: int) -> Pairs:
         return failures
 
     pairs = Pairs([], [])
-    for turn in range(1 + repeats):
+    for number in range(1 + repeats):
         took.clear()
         with patch.object(judge, "find_failures", timed):
             judge_findings(audit_lake(TaskRunner.alone(), joins.lake, joins.generation_id))
-        if turn:
+        if number:
             pairs.subject.append(sum(validated for validated, _ in took))
             pairs.floor.append(sum(rules for _, rules in took))
     return pairs
 
 
 def growth(bench: Bench) -> list[Result]:
-    """The whole life at growing sizes: seconds a stream against the size before; the driver's memory at the largest."""
+    """Measure the whole life at growing sizes: seconds per stream relative to the size before; the driver's memory."""
     results: list[Result] = []
     before: float | None = None
     processes = bench.driver_processes()
@@ -157,7 +158,7 @@ def growth(bench: Bench) -> list[Result]:
 
 
 class Joins:
-    """Joins of one size, one after the other in one lake: the last node of the cluster, or one in its place."""
+    """Joins of one size, one after another in one lake: of the cluster's last node or a replacement."""
 
     def __init__(self, workers: TaskRunner, size: Size, folder: Path | str) -> None:
         self._workers, self._size, self._turn = workers, size, 0
@@ -165,24 +166,24 @@ class Joins:
         self.lake, self.generation_id = lake_before_join(folder, size, CLOCK)
 
     def prepare(self) -> None:
-        """Make the next node wait to join, an hour after the one before."""
+        """Queue the next node, an hour after the one before."""
         if self._turn:
             self._clock = Clock(CLOCK.now_us() + HOUR_US * self._turn)
             self.generation_id = lake_before_next_join(self.lake, self._size, self._turn, self._clock)
         self._turn += 1
 
     def run(self) -> None:
-        """The join as the platform runs it, every step and every audit."""
+        """Run the join as the platform does, with every step and every audit."""
         run_join(self._workers, self.lake, self._clock, Settings(), self.generation_id)
 
     def seconds(self) -> float:
-        """How long the next join takes."""
+        """Return the seconds of the next join."""
         self.prepare()
         return seconds(self.run)
 
 
 class _Grown:
-    """The join of a cluster's last node, again and again in copies of the home in which those before it have joined."""
+    """Repeated joins of a cluster's last node in copies of the home in which the others have joined."""
 
     def __init__(self, workers: TaskRunner, size: Size, folder: Path) -> None:
         self._workers, self._folder, self._turn = workers, folder, 0
@@ -192,30 +193,30 @@ class _Grown:
         self._generation_id = queue(lake, self._clock, last)
 
     def prepare(self) -> None:
-        """Copy the home, in place of the last copy."""
+        """Replace the last copy of the home by a new one."""
         if self._turn:
             shutil.rmtree(self._folder / str(self._turn))
         self._turn += 1
         shutil.copytree(self._folder / "0", self._folder / str(self._turn))
 
     def run(self) -> None:
-        """The join as the platform runs it, every step and every audit."""
+        """Run the join as the platform does, with every step and every audit."""
         lake = Lake(self._folder / str(self._turn))
         run_join(self._workers, lake, self._clock, Settings(), self._generation_id)
 
 
 class Timed(Protocol):
-    """What does a join when it is asked how long the next one takes."""
+    """A source of joins that reports the seconds of the next one."""
 
     def seconds(self) -> float: ...
 
 
 def by_turns(subject: Timed, floor: Timed, *, repeats: int, warm_ups: int = 1) -> Pairs:
-    """The same joins in two lakes, one after the other; what makes the next nodes wait is not measured."""
+    """Run the same joins in two lakes alternately; queueing the next nodes is not measured."""
     pairs = Pairs([], [])
-    for turn in range(warm_ups + repeats):
-        theirs, mine = floor.seconds(), subject.seconds()
-        if turn >= warm_ups:
-            pairs.floor.append(theirs)
-            pairs.subject.append(mine)
+    for number in range(warm_ups + repeats):
+        floor_seconds, subject_seconds = floor.seconds(), subject.seconds()
+        if number >= warm_ups:
+            pairs.floor.append(floor_seconds)
+            pairs.subject.append(subject_seconds)
     return pairs

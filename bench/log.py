@@ -62,7 +62,7 @@ _LIST_KEY = "'db3214f0-2fe9-11eb-af55-00000000000'"
 
 @dataclass(frozen=True)
 class LogSizes:
-    """Rows of each part; `collections` and `small` are of their own, `large` is what a window is read of."""
+    """Rows of each part; `collections` and `small` are separate tables, and a window of `large` is read."""
 
     writes: int
     collections: int
@@ -79,9 +79,9 @@ _QUICK = LogSizes(writes=20_000, collections=5_000, small=2_000, large=40_000, r
 
 
 def log_volume(bench: Bench) -> list[Result]:
-    """Writes in no order over five generations: appended to the log, by time, and as a DataFrame in no order either.
+    """Append writes in random order over five generations to the log, by time, and as a DataFrame in random order.
 
-    Plain columns, collections, and ten times fewer of the plain ones.
+    There are rows for plain columns, for collections, and for a tenth of the plain ones.
     """
     sizes = _sizes(bench)
     with bench.scratch() as folder:
@@ -102,7 +102,7 @@ def log_volume(bench: Bench) -> list[Result]:
 
 
 def log_deletions(bench: Bench) -> list[Result]:
-    """Writes of which each tenth deletes a range of rows: into a log without images, and one with both of them."""
+    """Log writes of which every tenth deletes a range of rows, without images and with both images."""
     sizes = _sizes(bench)
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
@@ -116,7 +116,7 @@ def log_deletions(bench: Bench) -> list[Result]:
 
 
 def log_window(bench: Bench) -> list[Result]:
-    """Of a log that was appended in ten parts, the bytes of the files that a window of 1 % of its time touches."""
+    """Measure the bytes of the files that a window of 1 % of a log's time touches, in a log appended in ten parts."""
     size = _sizes(bench).large
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
@@ -127,10 +127,10 @@ def log_window(bench: Bench) -> list[Result]:
             files = max(1, size // 10 // ROWS_PER_FILE)
             spent += seconds(lambda writes=writes, files=files: append_writes(lake, PLAIN, writes, files=files))
         path = lake.path(log_table(PLAIN))
-        found = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
+        actions = pa.table(DeltaTable(path).get_add_actions(flatten=True)).to_pylist()
         window = HOUR_US * 5 // 100
-        shares = [_touched(found, start_us + window * place, window) for place in range(0, 100, 7)]
-    details = {"files": len(found), "bytes": sum(file["size_bytes"] for file in found)}
+        shares = [_touched(actions, start_us + window * percent, window) for percent in range(0, 100, 7)]
+    details = {"files": len(actions), "bytes": sum(file["size_bytes"] for file in actions)}
     at = f"{size:,} rows; the worst of {len(shares)} windows of 1 %"
     return [Result("log-window", at, spent, "writing the log", 0.0, max(shares), 0.03, details=details)]
 
@@ -144,9 +144,9 @@ def _result(row: str, count: int, pairs: Pairs, floor: str, target: float) -> Re
 
 
 def _appending(bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int) -> Pairs:
-    """A table of writes appended to a log as a batch, validated, against the finished rows by Spark, by time as well.
+    """Append a table of writes to a log as a validated batch, relative to writing the finished rows by Spark, by time.
 
-    Each time the log is that of a new table.
+    Each time the log belongs to a new table.
     """
     writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
     files = max(2, count // ROWS_PER_FILE)
@@ -166,7 +166,7 @@ def _appending(bench: Bench, lake: Lake, folder: Path, schema: TableSchema, coun
 
 
 def register(lake: Lake, schema: TableSchema) -> None:
-    """A table of the lake with an empty log."""
+    """Create a table of the lake with an empty log."""
     catalog = Catalog()
     catalog.put(schema)
     for column in schema.columns:
@@ -181,21 +181,21 @@ def register(lake: Lake, schema: TableSchema) -> None:
 def _against_rewriting(
     bench: Bench, lake: Lake, folder: Path, schema: TableSchema, count: int, *, ranged: bool = False
 ) -> Pairs:
-    """Writes as a DataFrame of log rows that Spark writes, against the finished ones that it writes."""
+    """Encode writes as a DataFrame of log rows that Spark writes, relative to writing the finished rows."""
     writes, finished, sink = (str(folder / name) for name in ("writes", "finished", "sink"))
     read = bench.spark.read.format("delta")
 
     def logged() -> DataFrame:
         return encode_dataframe(lake, schema, read.load(writes))
 
-    given = _spread_writes(bench, lake, schema, count)
-    _save(_with_ranges(given) if ranged else given, writes)
+    spread = _spread_writes(bench, lake, schema, count)
+    _save(_with_ranges(spread) if ranged else spread, writes)
     _save(logged(), finished)
     return paired(lambda: _save(logged(), sink), lambda: _save(read.load(finished), sink), repeats=bench.sizes.repeats)
 
 
 def _spread_writes(bench: Bench, lake: Lake, schema: TableSchema, count: int) -> DataFrame:
-    """So many writes over all generations of the lake."""
+    """Return `count` writes over all generations of the lake."""
     start_us = us_from_ms(Timeline.read(lake).known[0].time_ms)
     return typed_writes(bench, start_us, HOUR_US * GENERATIONS, schema, count)
 
@@ -203,7 +203,7 @@ def _spread_writes(bench: Bench, lake: Lake, schema: TableSchema, count: int) ->
 def typed_writes(
     bench: Bench, start_us: Microseconds, span_us: Microseconds, schema: TableSchema, count: int
 ) -> DataFrame:
-    """Typed writes at times in no order, half of them inserts."""
+    """Return typed writes at times in random order, half of them inserts."""
     from pyspark.sql import functions as F
 
     spread = F.pmod(F.xxhash64("id"), F.lit(span_us))
@@ -219,7 +219,7 @@ def typed_writes(
 
 
 def _with_ranges(writes: DataFrame) -> DataFrame:
-    """Each tenth of the writes deletes the next ten rows of its partition, of which there are a thousand."""
+    """Let every tenth write delete the next ten rows of its partition, which has a thousand."""
     from pyspark.sql import functions as F
 
     chosen = F.col("a") % 10 == 0
@@ -246,7 +246,7 @@ def _plain_columns() -> dict[str, Any]:
 
 
 def _collection_columns() -> dict[str, Any]:
-    """Overwrites and additions of two or three elements, removals of one."""
+    """Return overwrites and additions of two or three elements, and removals of one."""
     from pyspark.sql import functions as F
 
     number = F.col("id").cast("int")
@@ -263,11 +263,11 @@ def _collection_columns() -> dict[str, Any]:
 
 
 def _touched(files: list[dict[str, Any]], start_us: Microseconds, window_us: Microseconds) -> float:
-    """The share of the bytes that is in files with rows of a window."""
+    """Return the share of the bytes in files with rows of a window."""
     low, high = f"min.{WRITTEN_AT}", f"max.{WRITTEN_AT}"
     end_us = start_us + window_us
-    mine = [file for file in files if _us_of_bound(file[high]) >= start_us and _us_of_bound(file[low]) < end_us]
-    return sum(file["size_bytes"] for file in mine) / sum(file["size_bytes"] for file in files)
+    touched = [file for file in files if _us_of_bound(file[high]) >= start_us and _us_of_bound(file[low]) < end_us]
+    return sum(file["size_bytes"] for file in touched) / sum(file["size_bytes"] for file in files)
 
 
 def _us_of_bound(value: Any) -> Microseconds:

@@ -1,6 +1,6 @@
-"""The rows about what a long life of a home costs: a small join and a tick of the sensor behind 2,000 generations.
+"""The rows about a home's long life: a small join and a tick of the sensor after 2,000 generations.
 
-Both homes were taken in from files; the small one has three generations, and grows by one with each join measured.
+Both homes were imported from files; the small one has three generations, and one more after each measured join.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _TARGET = 2.0
 
 
 def join_of_many(bench: Bench) -> list[Result]:
-    """A warm small join, by turns in the two homes; and ticks of code servers that find it waiting."""
+    """Measure a warm small join, alternating between the homes, and ticks of code servers that find it queued."""
     count, turns = (MANY, _JOINS) if bench.sizes.repeats > 1 else (SOME, 1)
     with bench.scratch() as folder:
         large, small = (
@@ -33,12 +33,12 @@ def join_of_many(bench: Bench) -> list[Result]:
         for joins in (many, few):
             joins.prepare()
         ticked, firsts = Pairs([], []), Pairs([], [])
-        for turn in range(bench.sizes.repeats):
+        for repeat in range(bench.sizes.repeats):
             for home, into, first in (
                 (small, ticked.floor, firsts.floor),
                 (large, ticked.subject, firsts.subject),
             ):
-                took = ticks(home, folder / f"dagster{turn}-{home.path.name}", 1 + 2 * bench.sizes.repeats)
+                took = ticks(home, folder / f"dagster{repeat}-{home.path.name}", 1 + 2 * bench.sizes.repeats)
                 first.append(took[0])
                 into.append(median(took))
     return [

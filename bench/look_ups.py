@@ -1,4 +1,4 @@
-"""The rows about looking: commands as whole processes, against one that imports the same libraries and opens tables."""
+"""The rows about look-ups: commands as whole processes, relative to importing the libraries and opening the tables."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ COMMANDS = (
     ("expire", "--dry-run"),
     ("status",),
 )
-"""What is asked of a home, which is answered without a JVM."""
+"""Commands that read a home without a JVM."""
 _FLOOR = "import sys, click, numpy, pyarrow.compute, deltalake, pydantic, rich.table\nfor path in sys.argv[1:]:\n"
 _FLOOR += "    deltalake.DeltaTable(path)"
 
 
 def look_ups(bench: Bench) -> list[Result]:
-    """Each command on a home of three generations; the floor opens every table that the home has once."""
+    """Measure each command on a home of three generations; the floor opens every table of the home once."""
     with bench.scratch() as folder:
         home = open_home_location(folder / "home", create=True)
         joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
@@ -41,7 +41,7 @@ def look_ups(bench: Bench) -> list[Result]:
 
 
 def look_ups_of_many(bench: Bench) -> list[Result]:
-    """The same on a home that has lived long: as many generations as were imported, and one that was made there."""
+    """Measure the same on a home with as many generations as a long life leaves, and one made there."""
     count = MANY if bench.sizes.repeats > 1 else SOME
     with bench.scratch() as folder:
         home = imported(str(folder / "home"), count, folder / "exports", ANOTHER_RING)
@@ -49,7 +49,7 @@ def look_ups_of_many(bench: Bench) -> list[Result]:
         return _rows(bench, "look-ups-of-many", home, f"{count:,} generations", 2.0)
 
 
-def _rows(bench: Bench, row: str, home: HomeLocation, held: str, bound: float) -> list[Result]:
+def _rows(bench: Bench, row: str, home: HomeLocation, contents: str, bound: float) -> list[Result]:
     lake = Lake(home.lake)
     paths = [lake.path(table) for table in TABLES.values() if lake.exists(table)]
     floor = [sys.executable, "-c", _FLOOR, *paths]
@@ -57,14 +57,14 @@ def _rows(bench: Bench, row: str, home: HomeLocation, held: str, bound: float) -
     against = f"importing its libraries and opening {len(paths)} tables"
     results: list[Result] = []
     for command in COMMANDS:
-        asked = [*program, *command]
-        pairs = paired(lambda asked=asked: run(asked), lambda: run(floor), repeats=bench.sizes.repeats)
-        at = f"{' '.join(command)}, {held}"
+        words = [*program, *command]
+        pairs = paired(lambda arguments=words: run(arguments), lambda: run(floor), repeats=bench.sizes.repeats)
+        at = f"{' '.join(command)}, {contents}"
         results.append(Result(row, at, pairs.seconds, against, pairs.floor_seconds, pairs.ratio, bound))
     return results
 
 
 def run(command: list[str]) -> None:
-    """A process that may find something wrong, and ends well otherwise."""
+    """Run a process that may exit with 0 or 1."""
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path.cwd(), check=False)
     assert done.returncode in (0, 1), done.stderr

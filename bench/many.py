@@ -1,4 +1,4 @@
-"""The rows about a home that has lived long: thousands of small generations come in from files, and are audited."""
+"""The rows about a home with a long life: thousands of small generations are imported from files and audited."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ from cdc_platform.tables import (
 
 _SIZE = Size(2, 8, 4)
 MANY, SOME, FEW = 2_000, 20, 3
-"""Generations of a home that has lived long, of a quick run's, and of what both are held against."""
+"""Generations of a home with a long life, of a quick run, and of the home that both are compared with."""
 ANOTHER_RING = 2
-"""Seed of an imported ring whose tokens a node that joins has not."""
+"""Seed of an imported ring without the tokens of a node that joins."""
 _TARGET = 3.0
 _TARGET_OF_METRICS = 6.0
 """A scrape also reads rows of the tables, which the floor only opens."""
 _TARGET_OF_TABLES = 12.0
-"""Each is an object that is judged against the last word on its table; the floor has them as columns."""
+"""Each is an object that is compared with its table's latest change; the floor has them as columns."""
 _DDL = "CREATE TABLE ks.t (pk int, ck int, v text, PRIMARY KEY (pk, ck)) WITH cdc = {'enabled': 'true'};"
 _PROGRAM = (sys.executable, "-m", "cdc_platform", "--clock", format_us(CLOCK.now_us()), "--home")
 _TABLES = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
-# They leave at once: Arrow's threads, which still free thousands of files, may abort a process that ends by itself.
+# They exit at once: Arrow's threads, which still free thousands of files, may abort a process that exits normally.
 _READ = "import os, sys, deltalake\nfor path in sys.argv[1:]:\n    deltalake.DeltaTable(path).to_pyarrow_table()\n"
 _READ += "os._exit(0)\n"
 _COPY = "import os, sys, deltalake\nfor path in sys.argv[2:]:\n    table = deltalake.DeltaTable(path)\n"
@@ -51,7 +51,7 @@ _COPY += "    deltalake.write_deltalake(to, table.to_pyarrow_table(), partition_
 
 
 def many_generations(bench: Bench) -> list[Result]:
-    """Whole processes: `import` of as many generations as years leave, and `check` of them."""
+    """Measure whole processes: `import` of as many generations as years leave, and their `check`."""
     count = MANY if bench.sizes.repeats > 1 else SOME
     at = f"{count:,} generations of {_SIZE.nodes * _SIZE.vnodes} ranges"
     with bench.scratch() as folder:
@@ -69,7 +69,7 @@ def many_generations(bench: Bench) -> list[Result]:
         paths = [lake.path(table) for table in _TABLES]
         copies = (str(folder / f"copy{number}") for number in range(100))
         repeats = min(bench.sizes.repeats, 3)
-        taken = paired(
+        imports = paired(
             take_in, lambda: _run([sys.executable, "-c", _COPY, next(copies), *paths]), repeats=repeats, warm_ups=0
         )
         judged = paired(
@@ -78,7 +78,7 @@ def many_generations(bench: Bench) -> list[Result]:
             repeats=repeats,
             warm_ups=0,
         )
-    rows = (("import", taken, "reading and writing"), ("check", judged, "reading"))
+    rows = (("import", imports, "reading and writing"), ("check", judged, "reading"))
     return [
         Result(
             f"many-{name}",
@@ -94,12 +94,12 @@ def many_generations(bench: Bench) -> list[Result]:
 
 
 def many_tables(bench: Bench) -> list[Result]:
-    """Tables with a log are told of, as by a look at a cluster or an import of a schema, and altered: two commits."""
+    """Register tables with a log, as an observation or an import of a schema does, and alter them: two commits."""
     count = 500 if bench.sizes.repeats > 1 else 20
     with bench.scratch() as folder:
         lakes = (Lake(folder / f"lake{number}") for number in range(100))
         copies = (folder / f"copy{number}" for number in range(100))
-        told: list[Lake] = []
+        registered: list[Lake] = []
 
         def tell() -> None:
             lake = next(lakes)
@@ -110,10 +110,10 @@ def many_tables(bench: Bench) -> list[Result]:
             cdc_tables.record_table_changes(
                 lake, [cdc_tables.request_alteration(lake, CLOCK, "ks", name, ttl_seconds=61) for name in names]
             )
-            told[:] = [lake]
+            registered[:] = [lake]
 
         tell()
-        rows = {table: told[0].read(table) for table in (CDC_TABLE_CHANGES, CDC_TABLES)}
+        rows = {table: registered[0].read(table) for table in (CDC_TABLE_CHANGES, CDC_TABLES)}
 
         def write() -> None:
             copy = next(copies)
@@ -138,7 +138,7 @@ def many_tables(bench: Bench) -> list[Result]:
 
 
 def metrics_of_many(bench: Bench) -> list[Result]:
-    """A scrape of the metrics in a process that stays, as `up` serves it, against opening all tables of the home."""
+    """Measure a scrape of the metrics in a long-running process, as `up` serves it, relative to opening all tables."""
     count = MANY if bench.sizes.repeats > 1 else SOME
     with bench.scratch() as folder:
         home = imported(str(folder / "home"), count, folder / "exports")
@@ -147,9 +147,9 @@ def metrics_of_many(bench: Bench) -> list[Result]:
         paths = [str(lake.location / f"{keyspace}/{name}") for keyspace, name in list_stored_tables(lake)]
 
         def scrape() -> None:
-            found = metrics.scrape()
-            assert not found.problems, found.problems
-            format_metrics(found)
+            scraped = metrics.scrape()
+            assert not scraped.problems, scraped.problems
+            format_metrics(scraped)
 
         def open_tables() -> None:
             for path in paths:
@@ -170,14 +170,14 @@ def metrics_of_many(bench: Bench) -> list[Result]:
 
 
 def imported(name: str, count: int, folder: Path, seed: int = 1) -> HomeLocation:
-    """A home (a folder, or an address in a store) of so many generations, taken in from files in a new `folder`."""
+    """Create a home (a folder, or an address in a store) with `count` generations, imported from files in `folder`."""
     export(folder, count, seed)
     _run([*_PROGRAM, name, "import", str(folder)])
     return open_home_location(name)
 
 
 def export(folder: Path, count: int, seed: int = 1) -> None:
-    """A ring and its generations, a minute apart, as `COPY ... TO` writes them."""
+    """Write a ring and its generations, a minute apart, as `COPY ... TO` does."""
     folder.mkdir()
     ring = Ring.of(nodes_of(_SIZE, seed))
     nodes = [snapshot_from_node(node) for node in ring.nodes]
@@ -196,13 +196,13 @@ def export(folder: Path, count: int, seed: int = 1) -> None:
 
 
 def _ranges(generation: TopologyDescription) -> list[tuple[int, int, str]]:
-    """By range: its end, its owner's ignore_msb, and its streams as a CQL set."""
-    found = []
+    """Return for each range its end, its owner's ignore_msb, and its streams as a CQL set."""
+    ranges = []
     for row in range(len(generation)):
         entry = generation.entry(row)
         streams = ", ".join(sorted(f"0x{bytes(stream).hex()}" for stream in entry.streams))
-        found.append((entry.range_end, entry.ignore_msb, f'"{{{streams}}}"'))
-    return found
+        ranges.append((entry.range_end, entry.ignore_msb, f'"{{{streams}}}"'))
+    return ranges
 
 
 def _run(command: list[str]) -> None:

@@ -1,4 +1,7 @@
-"""How things are measured: paired runs, medians, the memory of a process with its JVM. Knows nothing of the rows."""
+"""Measurements: paired runs, medians, and the memory of a process with its JVM.
+
+The module does not depend on the rows.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,15 @@ _TICKS = os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True)
 class Pairs:
-    """Seconds of the subject and of its floor, run by turns so that both see the same machine."""
+    """Seconds of the subject and of its floor, run alternately so that both see the same machine."""
 
     subject: list[float]
     floor: list[float]
 
     @property
     def ratio(self) -> float:
-        """Subject over floor: the median of the pairs' ratios."""
-        return median(mine / theirs for mine, theirs in zip(self.subject, self.floor, strict=True))
+        """The median of the pairs' ratios, subject over floor."""
+        return median(took / floor_took for took, floor_took in zip(self.subject, self.floor, strict=True))
 
     @property
     def seconds(self) -> float:
@@ -40,7 +43,7 @@ class Pairs:
 
 @dataclass(frozen=True)
 class Result:
-    """One line of the table. `value` is compared with `target`: at most, or with `at_least` at least."""
+    """One line of the table. `value` must be at most `target`, or at least with `at_least`."""
 
     row: str
     at: str
@@ -54,19 +57,19 @@ class Result:
 
     @property
     def reached(self) -> bool:
-        """Whether the target is met."""
+        """Return True if the target is met."""
         return self.value >= self.target if self.at_least else self.value <= self.target
 
 
 def seconds(work: Callable[[], object]) -> float:
-    """How long `work` takes."""
+    """Return the seconds that `work` takes."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
 
 
 def own_cpu_seconds(work: Callable[[], object]) -> float:
-    """What `work` takes of a core in this process, its children apart."""
+    """Return the CPU seconds that `work` takes in this process, without its children."""
     start = time.process_time()
     work()
     return time.process_time() - start
@@ -80,14 +83,14 @@ def paired(
     warm_ups: int = 1,
     prepare: Callable[[], object] | None = None,
 ) -> Pairs:
-    """Run subject and floor by turns; `prepare` runs before each subject, unmeasured."""
+    """Run subject and floor alternately; `prepare` runs before each subject, unmeasured."""
     pairs = Pairs([], [])
-    for turn in range(warm_ups + repeats):
+    for number in range(warm_ups + repeats):
         floor_seconds = seconds(floor)
         if prepare is not None:
             prepare()
         subject_seconds = seconds(subject)
-        if turn >= warm_ups:
+        if number >= warm_ups:
             pairs.floor.append(floor_seconds)
             pairs.subject.append(subject_seconds)
     return pairs
@@ -95,14 +98,14 @@ def paired(
 
 @dataclass
 class Memory:
-    """Bytes that stayed in memory at the worst moment."""
+    """The highest number of bytes in memory."""
 
     peak: int = 0
 
 
 @contextmanager
 def watched_memory(*pids: int) -> Iterator[Memory]:
-    """The peak of the processes' resident memory together, looked at every 20 ms (Linux; elsewhere 0)."""
+    """Record the peak of the processes' total resident memory, sampled every 20 ms (Linux; elsewhere 0)."""
     memory, done = Memory(), threading.Event()
 
     def watch() -> None:
@@ -119,7 +122,7 @@ def watched_memory(*pids: int) -> Iterator[Memory]:
 
 
 def resident_bytes(pid: int) -> int:
-    """Resident memory of a process, 0 where it is gone or the system does not say."""
+    """Return the resident memory of a process, 0 if it has ended or the system does not report it."""
     try:
         status = Path(f"/proc/{pid}/status").read_text(encoding="ascii", errors="replace")
     except OSError:
@@ -129,30 +132,30 @@ def resident_bytes(pid: int) -> int:
 
 
 def children(pid: int) -> dict[int, str]:
-    """The processes that `pid` started and that live: PID to command (Linux; elsewhere none)."""
-    found = {}
+    """Return the live processes that `pid` started: PID to command (Linux; elsewhere none)."""
+    commands = {}
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             name, _, rest = (folder / "stat").read_text(encoding="ascii", errors="replace").rpartition(")")
         except OSError:
             continue
         if int(rest.split()[1]) == pid:
-            found[int(folder.name)] = name.partition("(")[2]
-    return found
+            commands[int(folder.name)] = name.partition("(")[2]
+    return commands
 
 
 def tree(pid: int) -> list[int]:
-    """A process and all that it has started."""
+    """Return a process and all its descendants."""
     return [pid, *(below for child in children(pid) for below in tree(child))]
 
 
 def cpu_seconds(pids: list[int]) -> dict[int, float]:
-    """Seconds on a core so far of each process that lives, and of those that it has waited for."""
-    found = {}
+    """Return the CPU seconds so far of each live process and of the children that it has waited for."""
+    seconds_by_pid = {}
     for pid in pids:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
         except OSError:
             continue
-        found[pid] = sum(map(int, fields[11:15])) / _TICKS
-    return found
+        seconds_by_pid[pid] = sum(map(int, fields[11:15])) / _TICKS
+    return seconds_by_pid

@@ -1,4 +1,4 @@
-"""A log of a month that was ingested every minute: a day is read out of it, and one more day is maintained."""
+"""A log of a month that was ingested every minute: read one day of it, and maintain one more day."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _READS = 5
 
 
 def minute_log(bench: Bench) -> list[Result]:
-    """Read a day from the maintained month, against one file an hour; maintain a day in a month and in two days."""
+    """Read a day of the maintained month, relative to one file per hour; maintain one more day of it and of a day."""
     days = 3 if bench.sizes is QUICK else 30
     with bench.scratch() as folder:
         month = _log((days - 1) * DAY_MINUTES)
@@ -64,20 +64,20 @@ def _log(minutes: int) -> MinuteLog:
 
 
 def _maintain(lake: Lake, log: MinuteLog) -> int:
-    """Maintain the log once, a few hours after its end; how many files were rewritten."""
+    """Maintain the log once, a few hours after its end; return the number of rewritten files."""
     fresh = Lake(lake.location.local_path or "")
     clock = Clock(Microseconds(log.end_us + 3 * HOUR_US))
     return sum(done.rewritten for done in maintain_tables(fresh, clock, [log.table.full_name]))
 
 
 def _maintain_all(lake: Lake, log: MinuteLog) -> None:
-    """Maintain the log until nothing is left to do: each run has its limit."""
+    """Maintain the log until nothing remains to do: each run has its limit."""
     while _maintain(lake, log):
         pass
 
 
 def _hourly(root: Path, log: MinuteLog) -> None:
-    """The same rows, an hour in each commit and file."""
+    """Write the same rows with one hour per commit and file."""
     lake = Lake(root)
     lake.ensure(log.table)
     for hour in range(log.minutes // 60):

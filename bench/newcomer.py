@@ -1,4 +1,4 @@
-"""The rows about somebody who has just cloned the project: the demo with its set-up, and the first join of a home."""
+"""The rows about a new user who has just cloned the project: the demo with its set-up, and a home's first join."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _NODE = "docs/examples/node.json"
 
 
 def newcomer(bench: Bench) -> list[Result]:
-    """`make demo` in a clone without anything, packages and JARs cached, and `bootstrap --run` in a fresh home."""
+    """Run `make demo` in an empty clone with cached packages and JARs, and `bootstrap --run` in a new home."""
     with bench.scratch() as folder:
         clone = folder / "clone"
         _copy(clone)
@@ -31,7 +31,7 @@ def newcomer(bench: Bench) -> list[Result]:
         joins = Joins(TaskRunner.alone(), Size(1, 256, 8), folder / "joins")
         warm = median([joins.seconds() for _ in range(1 + bench.sizes.repeats)][1:])
         start = median(session_starts(bench))
-        first = median([_first_join(folder / f"home{turn}") for turn in range(bench.sizes.repeats)])
+        first = median([_first_join(folder / f"home{number}") for number in range(bench.sizes.repeats)])
     due = 2 * warm + start
     against = "twice the warm join, and the start of a session"
     return [
@@ -41,7 +41,7 @@ def newcomer(bench: Bench) -> list[Result]:
 
 
 def _copy(clone: Path) -> None:
-    """The files that git knows, as they are here."""
+    """Copy the files that git tracks, in their current state."""
     listed = subprocess.run(["git", "ls-files", "-z"], cwd=_ROOT, capture_output=True, text=True, check=True).stdout
     for name in filter(None, listed.split("\0")):
         (clone / name).parent.mkdir(parents=True, exist_ok=True)

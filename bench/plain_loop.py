@@ -1,6 +1,6 @@
-"""The rules of stream generation as one would write them first: a loop over ranges and shards with Python's integers.
+"""The rules of stream generation as a plain loop over ranges and shards with Python integers.
 
-The other side of the row `generating alone`: the same rules, the same bytes, no numpy.
+This is the floor of the row `generating-alone`: the same rules and the same bytes, without numpy.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ _TWO_38 = 1 << 38
 
 
 def shard_of(token: int, shard_count: int, ignore_msb: int) -> int:
-    """The shard that owns `token`."""
+    """Return the shard that owns `token`."""
     return ((((token + _TWO_63) << ignore_msb) % _TWO_64) * shard_count) >> 64
 
 
 def shard_start(shard: int, shard_count: int, ignore_msb: int) -> int:
-    """The first unbiased token of a shard within one repetition of the shards."""
+    """Return the first unbiased token of a shard within one repetition of the shards."""
     start = ((shard << 64) // shard_count) >> ignore_msb
     while shard_of(start - _TWO_63, shard_count, ignore_msb) != shard:
         start += 1
@@ -27,7 +27,7 @@ def shard_start(shard: int, shard_count: int, ignore_msb: int) -> int:
 
 
 def next_token_of(token: int, shard: int, starts: Sequence[int], shard_count: int, ignore_msb: int) -> int | None:
-    """The first token after `token` at which `shard` begins; None beyond the last token."""
+    """Return the first token after `token` at which `shard` begins; None beyond the last token."""
     wraps = shard <= shard_of(token, shard_count, ignore_msb)
     if ignore_msb == 0:
         return None if wraps else starts[shard] - _TWO_63
@@ -38,7 +38,7 @@ def next_token_of(token: int, shard: int, starts: Sequence[int], shard_count: in
 
 
 def first_token(start: int, end: int, shard: int, starts: Sequence[int], shard_count: int, ignore_msb: int) -> int:
-    """The first token in `(start, end]`, around the ring, that `shard` owns; `end` where it owns none."""
+    """Return the first token in `(start, end]`, around the ring, that `shard` owns, or `end` if it owns none."""
     if start < end:
         token: int | None = start + 1
         if shard_of(start + 1, shard_count, ignore_msb) != shard:
@@ -54,14 +54,14 @@ def first_token(start: int, end: int, shard: int, starts: Sequence[int], shard_c
 
 
 def mix(x: int) -> int:
-    """Stafford's 64-bit finaliser."""
+    """Apply Stafford's 64-bit finaliser."""
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9 % _TWO_64
     x = (x ^ (x >> 27)) * 0x94D049BB133111EB % _TWO_64
     return x ^ (x >> 31)
 
 
 def random_bits(range_hash: int, shard: int) -> int:
-    """The 38 bits of one stream."""
+    """Return the 38 random bits of one stream."""
     bits = (range_hash + shard) % _TWO_38
     bits = (bits ^ bits >> 19) * 0x2D1CE4E5B9 % _TWO_38
     bits = (bits ^ bits >> 19) * 0x3B133111EB % _TWO_38
@@ -77,7 +77,7 @@ def generate(
     ignore_msb: int,
     generation_id: UUID,
 ) -> list[list[bytes]]:
-    """The streams of ranges lo..hi-1 of a ring, 16 bytes each, in shard order."""
+    """Return the streams of ranges lo..hi-1 of a ring, 16 bytes each, in shard order."""
     generation_hash = mix(generation_id.int >> 64)
     starts = [shard_start(shard, shard_count, ignore_msb) for shard in range(shard_count)]
     description = []

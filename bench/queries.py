@@ -25,13 +25,13 @@ from cdc_platform.timeline import Timeline
 _ROWS, _QUICK_ROWS = 10_000_000, 20_000
 _HOURS = 5
 _TURNS = 4
-"""Times as often as other rows: a turn takes a tenth of a second."""
+"""More repeats than other rows have, because a query takes only a tenth of a second."""
 _LIBRARIES = "import sys, click, duckdb, numpy, pyarrow.compute, pyarrow.dataset, deltalake\n"
 _OPENS = "for path in sys.argv[1:]:\n    deltalake.DeltaTable(path)\n"
 
 
 def queries(bench: Bench) -> list[Result]:
-    """One table, against importing the libraries; a window of a log, against the engine on the files alone."""
+    """Query one table, relative to importing the libraries, and a window of a log, relative to the bare engine."""
     count = _QUICK_ROWS if bench.sizes is QUICK else _ROWS
     with bench.scratch() as folder:
         home = open_home_location(folder / "home", create=True)
@@ -51,27 +51,27 @@ def _one_table(bench: Bench, home: Path, lake: Lake) -> Result:
 
 
 def _window(bench: Bench, lake: Lake, start_us: Microseconds, count: int) -> Result:
-    """One percent of the log's time, in its middle; both open an engine, ask, and close it, in this process."""
+    """Query the middle percent of the log's time; both sides open an engine, query and close it in this process."""
     table = log_table(PLAIN)
     low, high = (start_us + HOUR_US * _HOURS * part // 100 for part in (50, 51))
     condition = f"\"cdc$timestamp\" >= '{format_us(low)}' AND \"cdc$timestamp\" < '{format_us(high)}'"
     query = f'SELECT "cdc$operation", count(*), sum(a) FROM THE_LOG WHERE {condition} GROUP BY 1 ORDER BY 1'
-    mine = query.replace("THE_LOG", table.full_name)
+    own_query = query.replace("THE_LOG", table.full_name)
     files = DeltaTable(lake.path(table)).file_uris()
     alone = query.replace("THE_LOG", f"read_parquet({files!r})")
-    found: dict[str, list[tuple[object, ...]]] = {}
+    answers: dict[str, list[tuple[object, ...]]] = {}
 
-    def asked() -> None:
-        with run_duckdb_query(lake, mine) as rows:
-            found["mine"] = list(rows.values())
+    def query_log() -> None:
+        with run_duckdb_query(lake, own_query) as rows:
+            answers["mine"] = list(rows.values())
 
     def asked_alone() -> None:
         with duckdb.connect(":memory:") as engine:
-            found["alone"] = engine.sql(alone).fetchall()
+            answers["alone"] = engine.sql(alone).fetchall()
 
-    pairs = paired(asked, asked_alone, repeats=_TURNS * bench.sizes.repeats)
-    assert found["mine"] == found["alone"]
-    assert found["mine"]
+    pairs = paired(query_log, asked_alone, repeats=_TURNS * bench.sizes.repeats)
+    assert answers["mine"] == answers["alone"]
+    assert answers["mine"]
     at, against = f"1 % of the time of {count:,} log rows", "the same engine on the same files alone"
     return Result("sql-log", at, pairs.seconds, against, pairs.floor_seconds, pairs.ratio, 1.5)
 

@@ -1,6 +1,6 @@
-"""The row about rehearsing: twice as many joins as the cluster has nodes, against a minute and 4 GB.
+"""The row about rehearsals: twice as many joins as the cluster has nodes, relative to a minute and 4 GB.
 
-In a process of its own, started as the command is, so that the memory is that of the rehearsal alone.
+The rehearsal runs in its own process, started like the command, so that the memory is that of the rehearsal alone.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ print(json.dumps({"bytes": bytes_used, "nodes": last["nodes"], "streams": last["
 
 
 def rehearsing(bench: Bench) -> list[Result]:
-    """The whole command, from the start of Python to its last byte of JSON."""
+    """Measure the whole command, from the start of Python to its last byte of JSON."""
     size = bench.sizes.cluster
     joins = 2 * size.nodes
     add = {"num_tokens": size.vnodes, "shard_count": size.shards, "datacenter": "dc1", "rack": "r1"}
@@ -43,11 +43,11 @@ def rehearsing(bench: Bench) -> list[Result]:
         start = time.perf_counter()
         ran = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True)
         seconds = time.perf_counter() - start
-    told = json.loads(ran.stdout)
-    assert told["nodes"] == joins + 1
+    summary = json.loads(ran.stdout)
+    assert summary["nodes"] == joins + 1
     at = f"{joins} joins of {size.vnodes} vnodes and {size.shards} shards"
-    used = told["bytes"]
+    used = summary["bytes"]
     return [
-        Result("rehearse", at, seconds, "a minute", _ALLOWED_SECONDS, seconds / _ALLOWED_SECONDS, 1.0, details=told),
+        Result("rehearse", at, seconds, "a minute", _ALLOWED_SECONDS, seconds / _ALLOWED_SECONDS, 1.0, details=summary),
         Result("rehearse-memory", f"{at}: {used / 1e6:.0f} MB", seconds, "4 GB", 0.0, used / _ALLOWED_BYTES, 1.0),
     ]

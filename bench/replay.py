@@ -1,4 +1,4 @@
-"""The rows about rebuilding: a log on disk becomes its base table on Spark, as `cdc-platform rebuild` stores it."""
+"""The rows about rebuilding: Spark rebuilds the base table from a stored log, as `cdc-platform rebuild` stores it."""
 
 from __future__ import annotations
 
@@ -22,27 +22,27 @@ if TYPE_CHECKING:
 
 _WRITES, _QUICK_WRITES = 500_000, 20_000
 _WARM_UPS = 2
-"""The JVM compiles what it meets in the first ones."""
+"""The JVM compiles its code in the first runs."""
 
 
 def log_replay(bench: Bench) -> list[Result]:
-    """CPU of the driver, the JVM and its Python for each row of the log, of plain columns and of collections.
+    """Measure the CPU of the driver, the JVM and its Python per log row, for plain columns and for collections.
 
-    Each time the base table is rebuilt as of another time and stored. The floor brings the rows together as rows.
+    Each run rebuilds and stores the base table as of another time. The floor brings the rows together as rows.
     """
     count = _QUICK_WRITES if bench.sizes is QUICK else _WRITES
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")
         start_us = us_from_ms(Timeline.read(lake).known[0].time_ms)
         end_us = Microseconds(start_us + HOUR_US * GENERATIONS)
-        found = []
+        results = []
         for row, schema in (("log-replay", PLAIN), ("log-replay-collections", COLLECTIONS)):
             path = str(folder / row)
             typed_writes(bench, start_us, end_us - start_us, schema, count).write.format("delta").save(path)
             register(lake, schema)
             append_batch(lake, schema.keyspace, schema.name, path, "bench", bench.workers)
-            found.append(_result(bench, row, lake, schema, end_us))
-    return found
+            results.append(_result(bench, row, lake, schema, end_us))
+    return results
 
 
 def _result(bench: Bench, row: str, lake: Lake, schema: TableSchema, end_us: Microseconds) -> Result:

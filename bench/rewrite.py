@@ -1,4 +1,4 @@
-"""The row about the rewrite: one V1 generation, a single cell, into the rows and the timestamp that took its place."""
+"""The row about the rewrite: one V1 generation, a single cell, becomes the rows and the timestamp that replace it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cdc_platform.tables import GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS, S
 
 
 def rewriting(bench: Bench) -> list[Result]:
-    """The whole procedure for one node, from the scan to the marker, with one generation more to rewrite each time."""
+    """Measure the whole procedure for one node, from the scan to the marker, with one more generation each time."""
     size = bench.sizes.cluster
     description = generate_description(RingLayout.of(ring_of(size)), uuid.UUID(int=size.streams))
     flat = stream_ids_to_arrow(description.streams)

@@ -1,6 +1,6 @@
-"""The rows about kept scripts: against the lexer alone, of ten times the statements, and one behind many others.
+"""The rows about applied scripts: relative to the lexer alone, with ten times the statements, and after many others.
 
-Seconds are CPU of this process, which does all of it: a script runs for minutes, in which other work comes and goes.
+Seconds are CPU of this process, which does all the work: a script runs for minutes, during which other work varies.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _SHAPES = (
 
 
 def log_keep(bench: Bench) -> list[Result]:
-    """Scripts of twenty shapes: how long keeping takes as a multiple of the lexer, and what grows with what."""
+    """Apply scripts of twenty shapes; measure the time as a multiple of the lexer's, and its growth."""
     count = _QUICK_STATEMENTS if bench.sizes is QUICK else _STATEMENTS
     with bench.scratch() as folder:
         small, few, least = _kept(bench, folder / "small", count // 10)
@@ -72,13 +72,13 @@ def log_keep(bench: Bench) -> list[Result]:
 
 
 def _script(count: int) -> str:
-    """So many statements; each twenty write to a partition of their own."""
-    statements = (_SHAPES[place % len(_SHAPES)].replace("@", str(place // len(_SHAPES))) for place in range(count))
+    """Return `count` statements; every twenty of them write to a new partition."""
+    statements = (_SHAPES[index % len(_SHAPES)].replace("@", str(index // len(_SHAPES))) for index in range(count))
     return _TABLE + "\n".join(statements)
 
 
 def _kept(bench: Bench, folder: Path, count: int) -> tuple[float, Lake, int]:
-    """What it takes of a core (s), the lake, and the most memory (bytes) that the process had meanwhile."""
+    """Return the CPU seconds, the lake, and the peak memory (bytes) of the process in the meantime."""
     lake, text = five_generations(bench, folder), _script(count)
     with watched_memory(os.getpid()) as memory:
         spent = own_cpu_seconds(lambda: _keep(lake, text, 0))
@@ -86,17 +86,19 @@ def _kept(bench: Bench, folder: Path, count: int) -> tuple[float, Lake, int]:
 
 
 def _one_more(lake: Lake) -> float:
-    """The second of two, since the first may read what both read."""
+    """Return the seconds of the second of two statements, since the first may read what both read."""
     spent = [
-        own_cpu_seconds(lambda turn=turn: _keep(lake, f"UPDATE ks.t SET a = {turn} WHERE p = 1 AND c = 1;", turn + 1))
+        own_cpu_seconds(
+            lambda number=turn: _keep(lake, f"UPDATE ks.t SET a = {number} WHERE p = 1 AND c = 1;", number + 1)
+        )
         for turn in range(2)
     ]
     return spent[-1]
 
 
-def _keep(lake: Lake, text: str, turn: int) -> None:
+def _keep(lake: Lake, text: str, number: int) -> None:
     start_us = us_from_ms(Timeline.read(lake).known[-1].time_ms)
-    clock = Clock(Microseconds(start_us + MINUTE_US * (turn + 1)))
+    clock = Clock(Microseconds(start_us + MINUTE_US * (number + 1)))
     result = commit_script(text, lake, clock, Settings(), on_outcome=lambda outcome: outcome)
     if result.summary.keys() != {"done"}:
         raise AssertionError(f"not all of it was done: {result.summary}")

@@ -1,6 +1,6 @@
-"""The row about the sensor: a tick with many events waiting, against the start of one embedded Spark session.
+"""The row about the sensor: a tick with many pending events, relative to the start of one embedded Spark session.
 
-Both run in processes of their own, as the daemon's code server and a run would.
+Both run in their own processes, like the daemon's code server and a run.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ print(json.dumps({"seconds": time.perf_counter() - start}))
 
 
 def sensor_tick(bench: Bench) -> list[Result]:
-    """The slowest of some ticks of a code server, the first included, that does everything for the first time."""
+    """Measure the slowest of some ticks of a code server, including the first one, which initializes everything."""
     waiting, turns = bench.sizes.waiting, 1 + 2 * bench.sizes.repeats
     with bench.scratch() as folder:
         home = open_home_location(folder / "home")
@@ -72,12 +72,12 @@ def sensor_tick(bench: Bench) -> list[Result]:
 
 
 def session_starts(bench: Bench) -> list[float]:
-    """Seconds of some starts of an embedded session, each in a process of its own."""
+    """Return the seconds of some starts of an embedded session, each in a new process."""
     return [_run(_SESSION)["seconds"] for _ in range(max(2, bench.sizes.repeats // 2))]
 
 
 def ticks(home: HomeLocation, folder: Path, turns: int) -> list[float]:
-    """Seconds of each of the first ticks of a code server that has imported everything; `folder` is Dagster's, new."""
+    """Return the seconds of the first ticks of a code server after its imports; `folder` is Dagster's, new."""
     folder.mkdir()
     tick = _run(_TICK, str(home.path), str(folder), str(turns))
     assert not tick["jvm"], "the sensor started a JVM"
@@ -98,7 +98,7 @@ def _events(count: int) -> pa.Table:
 
 
 def _run(code: str, *arguments: str) -> dict[str, Any]:
-    """Run Python code in a process of its own, from the project's root; its last line is JSON."""
+    """Run Python code in a new process, from the project's root; its last line is JSON."""
     root = Path(__file__).resolve().parent.parent
     ran = subprocess.run(
         [sys.executable, "-c", code, *arguments], cwd=root, capture_output=True, text=True, check=False

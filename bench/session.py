@@ -1,4 +1,4 @@
-"""What the rows share: a warm heavy session, a folder of their own, the sizes, and the floor most are held against."""
+"""Shared parts of the rows: a warm heavy session, new folders, the sizes, and the floor of most rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ FLOOR = "writing the same rows to Delta from a cache"
 
 @dataclass(frozen=True)
 class Sizes:
-    """How large everything is: `FULL` is what the targets are stated for, `QUICK` only shows that the rows run."""
+    """The sizes: `FULL` is what the targets apply to, `QUICK` only shows that the rows run."""
 
     cluster: Size
     growth: tuple[Size, ...]
@@ -56,14 +56,14 @@ QUICK = Sizes(
 
 @dataclass
 class Bench:
-    """The run: where its files go and how large it is. Spark starts when a row first asks for it."""
+    """The run: the folder of its files and its sizes. Spark starts when a row first uses it."""
 
     folder: Path
     sizes: Sizes
 
     @cached_property
     def spark(self) -> SparkSession:
-        """The heavy session, used once already."""
+        """The heavy session, after its first uses."""
         from cdc_platform.spark import get_spark_session
 
         spark = get_spark_session("cdc-platform bench", heavy=True)
@@ -73,17 +73,17 @@ class Bench:
 
     @property
     def workers(self) -> TaskRunner:
-        """Those of that session, and nobody else: rows are of volume."""
+        """A runner that uses only that session, because rows have volume."""
         return TaskRunner(lambda: self.spark, in_process=0)
 
     @property
     def default_workers(self) -> TaskRunner:
-        """Those of a user: this process as far as that is quicker, and that session."""
+        """The runner of a user: this process as far as that is faster, and that session."""
         return TaskRunner(lambda: self.spark)
 
     @contextmanager
     def scratch(self) -> Iterator[Path]:
-        """A folder that is gone afterwards."""
+        """Yield a new folder that is removed afterwards."""
         folder = self.folder / uuid.uuid4().hex
         folder.mkdir(parents=True)
         try:
@@ -93,7 +93,7 @@ class Bench:
 
     @contextmanager
     def floor_write(self, size: Size) -> Iterator[Callable[[], object]]:
-        """The floor: append the V2 rows of a generation, from a cache, to a table of the same shape."""
+        """Yield the floor: append the V2 rows of a generation, from a cache, to a table of the same shape."""
         with self.scratch() as folder:
             lake = Lake(folder)
             lake.ensure(GENERATION_DESCRIPTIONS_V2)
@@ -107,7 +107,7 @@ class Bench:
 
     @contextmanager
     def counted_jobs(self) -> Iterator[list[int]]:
-        """The IDs of the Spark jobs that run inside; there when it ends."""
+        """Yield a list that has the IDs of the block's Spark jobs once the block ends."""
         context, group = self.spark.sparkContext, uuid.uuid4().hex
         context.setJobGroup(group, "counted")
         jobs: list[int] = []
@@ -118,7 +118,7 @@ class Bench:
             context.setLocalProperty("spark.jobGroup.id", "")
 
     def driver_processes(self) -> list[int]:
-        """This Python and its JVM, which in an embedded session is the driver (and its only executor as well)."""
+        """Return this process and its JVM, which in an embedded session is the driver and its only executor."""
         import os
 
         self.spark.range(1).count()
@@ -126,12 +126,12 @@ class Bench:
 
 
 def v2_rows(size: Size, generation_id: str) -> TaskRows:
-    """The V2 descriptions of a generation as they are generated, nothing written yet."""
+    """Return the V2 descriptions of a generation as they are generated, before any write."""
     ring = ring_of(size)
     rows = bootstrap.description_rows(ring, generation_id)
     return bootstrap.v2_description_rows(rows, generation_id, int(ring.tokens.size))
 
 
 def v2_frame(spark: SparkSession, size: Size) -> DataFrame:
-    """The V2 descriptions of some generation as a DataFrame, its columns as the table has them."""
+    """Return the V2 descriptions of a generation as a DataFrame with the table's columns."""
     return v2_rows(size, str(uuid.uuid4())).frame(spark, table_to_spark_schema(GENERATION_DESCRIPTIONS_V2))

@@ -1,4 +1,4 @@
-"""The rows about simulated histories: against the bare event loop, and per event in a large cluster."""
+"""The rows about simulated histories: relative to the bare event loop, and per event in a large cluster."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _MOST_TIMES_THE_LOOP = 5.0
 _MOST_PER_EVENT = 1.5
 _LARGE_NODES = 1_000
 _SMALL = Assumptions(nodes=5, joins=2, writes=200, duration_us=MINUTE_US * 6)
-"""With the four minutes after the last fault, ten minutes of simulated time."""
+"""Together with the four minutes after the last fault this is ten minutes of simulated time."""
 
 
 def histories(bench: Bench) -> list[Result]:
-    """Histories of five nodes, two joins and 200 writes, and as many empty events."""
+    """Measure histories of five nodes, two joins and 200 writes, relative to as many empty events."""
     plans = [draw_plan(_SMALL, seed) for seed in range(_HISTORIES)]
     steps = sum(judge_plan(plan).steps for plan in plans)
 
@@ -39,7 +39,7 @@ def histories(bench: Bench) -> list[Result]:
 
 
 def thousand_nodes(bench: Bench) -> list[Result]:
-    """One join to 1,000 nodes and one to 10, per event."""
+    """Measure one join to 1,000 nodes and one to 10, per event."""
     one_join = replace(_SMALL, joins=1, duration_us=MINUTE_US * 3)
     large, small = draw_plan(replace(one_join, nodes=_LARGE_NODES), 1), draw_plan(replace(one_join, nodes=10), 1)
     large_steps, small_steps = judge_plan(large).steps, judge_plan(small).steps
@@ -56,7 +56,7 @@ def thousand_nodes(bench: Bench) -> list[Result]:
 
 
 def _empty_events(count: int) -> None:
-    """Run as many events as a history has, at random times of ten minutes, which do nothing."""
+    """Run as many events as a history has, at random times within ten minutes, which do nothing."""
     source = random.Random(count)
     scheduler = Scheduler(Microseconds(0))
     for _ in range(count):

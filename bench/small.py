@@ -1,4 +1,4 @@
-"""The rows about what is small: a join of one node's tokens, and the size from which on Spark is worth its while."""
+"""The rows about small work: a join of one node's tokens, and the size from which Spark pays off."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ from cdc_platform.tables import GENERATION_TIMESTAMPS
 
 _SMALL = Size(1, 256, 8)
 _FEW_TASKS = Size(252, 256, 64)
-"""4.1 million streams: of a million or less a description is one task, and four of them are done without Spark."""
+"""4.1 million streams: a description of up to a million is one task, and four tasks run without Spark."""
 _APPENDS = 8
 _WARM_UPS, _TURNS = 2, 20
 
 
 def small_join(bench: Bench) -> list[Result]:
-    """A warm join of 256 tokens and 8 shards, against as many appends of one row as the join has steps and marks.
+    """Measure a warm join of 256 tokens and 8 shards, relative to one-row appends for its steps and marks.
 
-    Until its timestamp is published, which is the join; and until all that comes behind it is done as well: the mark in
-    the ledger, the audit of what was published, and the verdict on it.
+    One result ends with the published timestamp, which is the join. The other also includes the subsequent work: the
+    mark in the ledger, the audit of the published rows, and its verdict.
     """
     published, judged = Pairs([], []), Pairs([], [])
     with bench.scratch() as folder:
         joins, appends = _Watched(Joins(TaskRunner.alone(), _SMALL, folder / "joins")), _appends(folder)
-        for turn in range(_WARM_UPS + (_TURNS if bench.sizes.repeats > 1 else 1)):
+        for number in range(_WARM_UPS + (_TURNS if bench.sizes.repeats > 1 else 1)):
             floor = seconds(appends)
             took = joins.seconds()
-            for pairs, mine in zip((published, judged), took, strict=True) if turn >= _WARM_UPS else ():
+            for pairs, seconds_taken in zip((published, judged), took, strict=True) if number >= _WARM_UPS else ():
                 pairs.floor.append(floor)
-                pairs.subject.append(mine)
+                pairs.subject.append(seconds_taken)
     against = f"{_APPENDS} appends of one row to open tables by deltalake"
     rows = ("small-join", published, 4.0), ("small-join-judged", judged, 5.0)
     return [
@@ -50,13 +50,13 @@ def small_join(bench: Bench) -> list[Result]:
 
 
 class _Watched:
-    """Joins of which is noted when their timestamp is published."""
+    """Joins that record when their timestamp is published."""
 
     def __init__(self, joins: Joins) -> None:
         self._joins = joins
 
     def seconds(self) -> tuple[float, float]:
-        """How long the next one takes, until its timestamp is published and until it is done."""
+        """Return the seconds of the next join until its timestamp is published and until it is done."""
         publish, published = join_publish.write_published_timestamp, list[float]()
 
         def noted(lake: Lake, time_ms: Milliseconds) -> None:
@@ -72,12 +72,12 @@ class _Watched:
 
 
 def few_tasks(bench: Bench) -> list[Result]:
-    """A join of as many streams as the process takes by itself, against the same on a warm session of Spark."""
+    """Measure a join with as many streams as the process handles by itself, relative to a warm session of Spark."""
     size = _FEW_TASKS if bench.sizes.repeats > 1 else Size(2, 16, 8)
     with bench.scratch() as folder:
         here = Joins(TaskRunner.alone(), size, folder / "here")
-        there = Joins(bench.workers, size, folder / "spark")
-        pairs = by_turns(here, there, repeats=bench.sizes.repeats)
+        on_spark = Joins(bench.workers, size, folder / "spark")
+        pairs = by_turns(here, on_spark, repeats=bench.sizes.repeats)
     return [Result("few-tasks", str(size), pairs.seconds, "on a warm Spark", pairs.floor_seconds, pairs.ratio, 1.5)]
 
 

@@ -1,4 +1,4 @@
-"""The row about the age of a home: look-ups, ticks and joins after a soak with faults, against a new home."""
+"""The row about the age of a home: look-ups, ticks and joins after a soak with faults, relative to a new home."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from cdc_platform.metastore import JoinRequest, inbox
 
 _SHARE, _QUICK_SHARE = 0.01, 0.0006
 _NODES = 10
-"""The nodes of the new home: as many as the ring of the old one has at most."""
+"""The nodes of the new home: the maximum of the old home's ring."""
 _FIRST_NODE = 1 << 20
 _TARGET = 2.0
 
 
 class _Home:
-    """A home in which nodes join one after the other, an hour apart."""
+    """A home in which nodes join one after another, an hour apart."""
 
     def __init__(self, location: HomeLocation, start_us: Microseconds) -> None:
         self.location, self.now_us, self._nodes = location, start_us, _FIRST_NODE
@@ -51,7 +51,7 @@ class _Home:
 
 
 def soak(bench: Bench) -> list[Result]:
-    """Run a share of a year, and measure both homes by turns."""
+    """Run a share of a year, and measure both homes alternately."""
     sys.path.append(str(Path(__file__).parents[1] / "tests"))
     from support.soak.plan import Plan
     from support.soak.year import run_soak
@@ -97,11 +97,11 @@ def _look_up(bench: Bench, old: _Home, new: _Home, words: tuple[str, ...]) -> Pa
 
 def _join(bench: Bench, old: _Home, new: _Home) -> Pairs:
     pairs = Pairs([], [])
-    for turn in range(2 + 2 * bench.sizes.repeats):
+    for number in range(2 + 2 * bench.sizes.repeats):
         for home, into in ((new, pairs.floor), (old, pairs.subject)):
             generation_id = home.queue()
             took = seconds(lambda home=home, generation_id=generation_id: home.join(generation_id))
-            if turn >= 2:
+            if number >= 2:
                 into.append(took)
     return pairs
 
@@ -110,7 +110,7 @@ def _tick(bench: Bench, folder: Path, old: _Home, new: _Home) -> Pairs:
     pairs = Pairs([], [])
     for home in (old, new):
         home.queue()
-    for turn in range(bench.sizes.repeats):
+    for number in range(bench.sizes.repeats):
         for name, home, into in (("new", new, pairs.floor), ("old", old, pairs.subject)):
-            into.append(median(ticks(home.location, folder / f"dagster-{name}-{turn}", 5)))
+            into.append(median(ticks(home.location, folder / f"dagster-{name}-{number}", 5)))
     return pairs

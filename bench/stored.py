@@ -1,6 +1,6 @@
-"""The rows about a home in an object store: the requests of a small join and of a look-up, and look-ups against a disk.
+"""The rows about a home in an object store: requests of a small join and of a look-up, and look-ups relative to a disk.
 
-The store is the S3 server of the tests, on loopback, which counts what it is asked.
+The store is the S3 server of the tests, on loopback, which counts its requests.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ if TYPE_CHECKING:
 _SIZE = Size(1, 256, 8)
 _GENERATIONS = 3
 _A_COMMIT, _A_TABLE = 6, 6
-"""The requests that are due."""
+"""The expected numbers of requests."""
 
 
 def requests(bench: Bench) -> list[Result]:
-    """Of the fourth join, by a lake that has opened nothing yet, and of `generations` as a process."""
+    """Count the requests of the fourth join, with a new lake, and of `generations` as a process."""
     with store() as s3:
         joins, address = _joined(f"{s3.bucket()}/home")
         joins.prepare()
@@ -50,7 +50,7 @@ def requests(bench: Bench) -> list[Result]:
 
 
 def requests_of_many(bench: Bench) -> list[Result]:
-    """Of a small join in a home that was taken in with thousands of generations, against one of three."""
+    """Count the requests of a small join in a home of thousands of imported generations, relative to one of three."""
     count = MANY if bench.sizes.repeats > 1 else SOME
     with store() as s3, bench.scratch() as folder:
         os.environ[STATE_VARIABLE] = str(folder / "state")
@@ -66,7 +66,7 @@ def requests_of_many(bench: Bench) -> list[Result]:
 
 
 def _second_join(s3: S3, home: HomeLocation) -> tuple[float, dict[str, int]]:
-    """The first makes the tables; this one is by a lake that has opened nothing yet."""
+    """Measure a second join with a lake that has opened nothing yet; the first join creates the tables."""
     joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
     joins.seconds()
     joins.prepare()
@@ -75,20 +75,20 @@ def _second_join(s3: S3, home: HomeLocation) -> tuple[float, dict[str, int]]:
 
 
 def look_ups(bench: Bench) -> list[Result]:
-    """Each command as a whole process on a home in the store, against the same on one in a folder."""
+    """Measure each command as a whole process on a home in the store, relative to a home in a folder."""
     with store() as s3, bench.scratch() as folder:
-        there, here = (_joined(name)[1] for name in (f"{s3.bucket()}/home", str(folder / "home")))
-        return [_row(command, there, here, bench.sizes.repeats) for command in COMMANDS]
+        stored, here = (_joined(name)[1] for name in (f"{s3.bucket()}/home", str(folder / "home")))
+        return [_row(command, stored, here, bench.sizes.repeats) for command in COMMANDS]
 
 
-def _row(command: tuple[str, ...], there: str, here: str, repeats: int) -> Result:
-    pairs = paired(lambda: run(_command(there, command)), lambda: run(_command(here, command)), repeats=repeats)
+def _row(command: tuple[str, ...], stored: str, here: str, repeats: int) -> Result:
+    pairs = paired(lambda: run(_command(stored, command)), lambda: run(_command(here, command)), repeats=repeats)
     at = f"{' '.join(command)}, {_GENERATIONS} generations"
     return Result("look-ups-stored", at, pairs.seconds, "the same in a folder", pairs.floor_seconds, pairs.ratio, 3.0)
 
 
-def _counted(at: str, found: tuple[float, Mapping[str, int]], due: int, commits: int, tables: int) -> Result:
-    took, counts = found
+def _counted(at: str, measured: tuple[float, Mapping[str, int]], due: int, commits: int, tables: int) -> Result:
+    took, counts = measured
     total = sum(counts.values())
     floor = f"{due} requests: {_A_COMMIT} of each of {commits} commits, {_A_TABLE} of each of {tables} tables"
     details: dict[str, Any] = {"requests": dict(counts), "due": due}
@@ -109,12 +109,12 @@ def _requests(s3: S3, work: Callable[[], object]) -> tuple[float, dict[str, int]
 
 
 def _versions(lake: Lake) -> dict[str, int]:
-    found = {table.full_name: lake.version(table) for table in TABLES.values()}
-    return {name: version for name, version in found.items() if version is not None}
+    versions = {table.full_name: lake.version(table) for table in TABLES.values()}
+    return {name: version for name, version in versions.items() if version is not None}
 
 
 def _joined(name: str) -> tuple[Joins, str]:
-    """A home of some generations, and its name."""
+    """Create a home of some generations; return its joins and its name."""
     home = open_home_location(name, create=True)
     joins = Joins(TaskRunner.alone(), _SIZE, home.lake)
     for _ in range(_GENERATIONS):
@@ -129,7 +129,7 @@ def _command(home: str, command: tuple[str, ...]) -> list[str]:
 
 @contextmanager
 def store() -> Iterator[S3]:
-    """The store, and this process in an environment that leads there."""
+    """Start the store, and set this process's environment to it."""
     tests = str(Path(__file__).parents[1] / "tests")
     if tests not in sys.path:
         sys.path.append(tests)
