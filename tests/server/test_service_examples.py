@@ -22,7 +22,7 @@ from dagster._daemon.cli import run_command
 from support.waiting import await_true
 from support.worlds.services import Services
 
-from cdc_platform import __version__
+from cdc_platform import __version__, dagster_home
 from cdc_platform.dagster_home import POSTGRES_VARIABLES
 from cdc_platform.server import spark, ui
 from cdc_platform.spark_server import ServerFile
@@ -189,7 +189,7 @@ def test_the_containerfile_follows_the_rules() -> None:
             assert packages
             assert all("=" in package for package in packages)
         for part in rest.split("&&"):
-            assert "pip install" not in part or "--no-cache-dir" in part
+            assert "pip install" not in part or {"--no-cache-dir", "--no-deps"} <= set(part.split())
     (user,) = [rest for word, rest in found if word == "USER"]
     assert user.isdecimal()
     assert int(user) > 0
@@ -199,9 +199,14 @@ def test_the_containerfile_follows_the_rules() -> None:
     assert {word for word in arguments if word.startswith("-")} <= option_names(grpc_command)
 
 
+def chart_values() -> dict[str, Any]:
+    """Return the values for Dagster's chart."""
+    return yaml.safe_load((EXAMPLES / "helm-values.yaml").read_text(encoding="utf-8"))
+
+
 def test_the_chart_runs_this_release() -> None:
     """The chart's version is Dagster's, the arguments are those of `dagster api grpc`, and no secret is in the file."""
-    values = yaml.safe_load((EXAMPLES / "helm-values.yaml").read_text(encoding="utf-8"))
+    values = chart_values()
     (deployment,) = values["dagster-user-deployments"]["deployments"]
     assert deployment["image"]["tag"] == __version__
     assert {word for word in deployment["dagsterApiGrpcArgs"] if word.startswith("-")} <= option_names(grpc_command)
@@ -209,4 +214,37 @@ def test_the_chart_runs_this_release() -> None:
     (dagster,) = [word for word in project["project"]["dependencies"] if word.startswith("dagster==")]
     assert f"--version {dagster.removeprefix('dagster==')} " in PAGE
     assert "postgresqlPassword" not in values["postgresql"]
-    assert values["global"]["postgresqlSecretName"] in PAGE
+    secrets = [values["global"]["postgresqlSecretName"], *(secret["name"] for secret in deployment["envSecrets"])]
+    assert all(f"create secret generic {name} " in PAGE for name in secrets)
+
+
+def to_chart_names(settings: Any) -> Any:
+    """Return settings with the names that the chart has for them: from `max_retries` to `maxRetries`."""
+    if not isinstance(settings, dict):
+        return settings
+    return {
+        re.sub("_(.)", lambda match: match[1].upper(), name): to_chart_names(value) for name, value in settings.items()
+    }
+
+
+def test_the_chart_has_the_settings_of_the_instance() -> None:
+    """Each section of dagster.yaml; without them the chart would not limit pools, runtimes and runs at once."""
+    shipped = yaml.safe_load((ROOT / "dagster.yaml").read_text(encoding="utf-8"))
+    wanted = to_chart_names(shipped)
+    values = chart_values()
+    daemon = values["dagsterDaemon"]
+    coordinator = daemon["runCoordinator"]["config"]["queuedRunCoordinator"]
+    for kind in ("sensor", "schedule"):  # the chart requires a value, and this one is Dagster's default
+        assert values["retention"][kind]["purgeAfterDays"].pop("started") == -1
+    for name in ("concurrency", "retention"):  # the chart leaves them out unless they are enabled
+        assert values[name].pop("enabled") is True
+    assert {
+        "telemetry": values["telemetry"],
+        "nux": values["additionalInstanceConfig"]["nux"],
+        "concurrency": values["concurrency"],
+        "retention": values["retention"],
+        "runCoordinator": wanted["runCoordinator"] | {"config": coordinator},
+        **{name: daemon[name] for name in ("runRetries", "runMonitoring", "sensors")},
+    } == wanted
+    # The chart would otherwise leave the driver to SQLAlchemy, whose default is another one.
+    assert f"scheme: {values['postgresql']['postgresqlScheme']}\n" in dagster_home._POSTGRES_STORAGE
