@@ -1,4 +1,8 @@
-"""The code location that Dagster loads: all definitions of `assets` with their resources."""
+"""The code location that Dagster loads: all definitions of `assets` with their resources.
+
+Importing this module configures the logs of the process, so that runs log as JSON also where Dagster's own commands
+start them.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,8 @@ with gc_paused_for_imports():  # garbage collection would take a third of the im
     from dagster import Definitions, in_process_executor
 
     from cdc_platform.instance_lock import bind_to_up
+    from cdc_platform.json_logs import configure_json_logs
+    from cdc_platform.timeline import is_generation_name
     from cdc_platform_assets import (
         alerts,
         expiry,
@@ -29,6 +35,7 @@ with gc_paused_for_imports():  # garbage collection would take a third of the im
     from cdc_platform_resources.spark import SparkResource
 
 bind_to_up()
+configure_json_logs(is_generation_name)
 
 DEFINITION_MODULES = (
     join,

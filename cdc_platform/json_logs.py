@@ -96,7 +96,8 @@ class JsonFormatter(logging.Formatter):
 def configure_json_logs(names_generation: Callable[[str], bool] | None = None) -> None:
     """Log as JSON in this process, if that is requested: the root logger, and the handlers that Dagster will create.
 
-    `names_generation` returns True for a partition key that names a generation; only processes of runs need it.
+    `names_generation` returns True for a partition key that names a generation. The code location passes it. Calls
+    without it leave it as it is.
     Dagster gives its loggers handlers with formatters of coloredlogs, in services and in runs, and has no option for
     those of runs.
 
@@ -107,7 +108,7 @@ def configure_json_logs(names_generation: Callable[[str], bool] | None = None) -
         return
     import coloredlogs
 
-    JsonFormatter.names_generation = names_generation
+    JsonFormatter.names_generation = names_generation or JsonFormatter.names_generation
     formatters: Any = coloredlogs
     formatters.ColoredFormatter = formatters.BasicFormatter = JsonFormatter
     handler = logging.StreamHandler(sys.stderr)

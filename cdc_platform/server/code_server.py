@@ -49,21 +49,10 @@ def initialize_dagster_storage(folder: Path) -> None:
         raise EnvironmentProblem(f"Dagster cannot work in {folder} ({reason}); fix it, or use another home") from None
 
 
-def configure_run_logs() -> None:
-    """Log as JSON if that is requested, with the generation of runs."""
-
-    def names_generation(key: str) -> bool:
-        from cdc_platform.timeline import is_generation_name
-
-        return is_generation_name(key)
-
-    configure_json_logs(names_generation)
-
-
 PRELOADED = "cdc_platform.server.prefork_imports"
 
 if __name__ == "__mp_main__":
-    configure_run_logs()
+    configure_json_logs()
     bind_to_up()
     kill_when_parent_dies()
 
@@ -71,7 +60,7 @@ if __name__ == "__mp_main__":
 def serve_code_location() -> None:
     """Serve until a signal ends the process."""
     bind_to_up()
-    configure_run_logs()
+    configure_json_logs()
     command = console_command("dagster")
     try:
         if UP_VARIABLE not in os.environ:
