@@ -192,6 +192,24 @@ def _open_store_home(home: ObjectStorePath, *, create: bool) -> HomeLocation:
     return HomeLocation(folder, str(home), layout)
 
 
+def assert_layout_supported(home: StoragePath) -> None:
+    """Raise an error if the marker of a home is damaged, or a newer version wrote it. A home without one passes.
+
+    Raises:
+        EnvironmentProblem: see above.
+    """
+    remedy = f"choose another home with --home or {HOME_VARIABLE}"
+    try:
+        layout = json.loads((home / MARKER_FILE).read())["layout"]
+    except FileNotFoundError:
+        return
+    except PlatformError:
+        raise
+    except (ValueError, KeyError, TypeError):
+        raise _damaged_marker_error(home / MARKER_FILE, remedy) from None
+    _checked_layout(home, layout, remedy)
+
+
 def _damaged_marker_error(marker: Path | StoragePath, remedy: str) -> EnvironmentProblem:
     return EnvironmentProblem(f'{marker} is damaged: it must hold {{"layout": {LAYOUT_VERSION}}}; {remedy}')
 

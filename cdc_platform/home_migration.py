@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from cdc_platform.home_location import LAYOUT_VERSION, MARKER_FILE
+from cdc_platform.home_location import LAYOUT_VERSION, MARKER_FILE, assert_layout_supported
 from cdc_platform.settings import remove_old_settings
 from cdc_platform.storage import ObjectStorePath, StoragePath, atomic
 
@@ -50,69 +50,97 @@ def file_steps(prefix: str = "") -> tuple[MigrationStep, MigrationStep]:
     )
 
 
+def assert_can_migrate(home: StoragePath, steps: Sequence[MigrationStep]) -> None:
+    """Raise an error if the marker of a home that the steps change is damaged, or a newer version wrote it.
+
+    Raises:
+        EnvironmentProblem: see above.
+    """
+    for step in steps:
+        if step.name == "layout":
+            assert_layout_supported((home / step.path).folder)
+
+
 def is_migration_open(home: StoragePath) -> bool:
     """Return True if a migration of the home was begun and is not done."""
     return (home / MIGRATION_FOLDER / _JOURNAL).stat() is not None
 
 
 def migrate_home(home: StoragePath, steps: Sequence[MigrationStep]) -> list[ChangedFile]:
-    """Run the steps in order, or finish a migration that was interrupted. Return the files that differ from before.
+    """Run the steps in order, after finishing an interrupted migration. Return the files that differ from before.
 
-    The caller holds the home. A file that something else changed since the migration began is migrated as it is now.
+    The caller holds the home. A file that something else changed since the migration began is migrated as it is now,
+    and one that something else removed stays removed.
     """
     folder = home / MIGRATION_FOLDER
-    if not is_migration_open(home):
-        _clear(folder)  # what a migration that was killed before its journal, or after its end, has left
-        _begin(home, folder, steps)
-    changed = []
-    by_path = {step.path: step for step in steps}
-    for number, entry in enumerate(_read_journal(folder)):
-        path = home / entry["path"]
-        content = path.read()
-        if _digest(content) != entry["after"]:
-            after = (folder / f"{number}.after").read()
-            if _digest(content) != entry["before"]:
-                after = by_path[entry["path"]].change(content)
-            _put(path, after)
-        changed.append(ChangedFile(entry["step"], entry["path"]))
-    (folder / _JOURNAL).remove()
-    _clear(folder)
+    changed = _replace_files(home, folder, steps) if is_migration_open(home) else []
+    remove_leftovers(home)
+    # Something else may have added files since an interrupted migration began, such as a cluster's new home.
+    if _begin(home, folder, steps):
+        changed += _replace_files(home, folder, steps)
     return changed
 
 
 def undo_migration(home: StoragePath) -> tuple[list[ChangedFile], list[ChangedFile]]:
     """Restore every file of an open migration. Return the restored files, and those that something else changed since.
 
-    The latter stay as they are. The marker of the layout is restored like any other file.
+    The latter stay as they are, also if they were removed. The marker of the layout is restored like any other file.
     """
     folder = home / MIGRATION_FOLDER
     restored, kept = [], []
     for number, entry in enumerate(_read_journal(folder)):
         path, changed = home / entry["path"], ChangedFile(entry["step"], entry["path"])
-        digest = _digest(path.read())
+        content = _read_if_exists(path)
+        digest = None if content is None else _digest(content)
         if digest == entry["after"]:
             _put(path, (folder / f"{number}.before").read())
         (restored if digest in (entry["before"], entry["after"]) else kept).append(changed)
     (folder / _JOURNAL).remove()
-    _clear(folder)
+    remove_leftovers(home)
     return restored, kept
 
 
-def _begin(home: StoragePath, folder: StoragePath, steps: Sequence[MigrationStep]) -> None:
+def _begin(home: StoragePath, folder: StoragePath, steps: Sequence[MigrationStep]) -> bool:
+    """Store the contents and the journal of a migration; return False if no file needs a change."""
     entries: list[dict[str, Any]] = []
     # The markers come last, so that a home has the new layout only once everything else is migrated.
     for step in sorted(steps, key=lambda step: step.name == "layout"):
-        try:
-            before = (home / step.path).read()
-        except FileNotFoundError:
-            continue
-        after = step.change(before)
-        if after == before:
+        before = _read_if_exists(home / step.path)
+        if before is None or (after := step.change(before)) == before:
             continue
         _put(folder / f"{len(entries)}.before", before)
         _put(folder / f"{len(entries)}.after", after)
         entries.append({"step": step.name, "path": step.path, "before": _digest(before), "after": _digest(after)})
-    _put(folder / _JOURNAL, json.dumps({"layout": LAYOUT_VERSION, "files": entries}).encode())
+    if entries:
+        _put(folder / _JOURNAL, json.dumps({"layout": LAYOUT_VERSION, "files": entries}).encode())
+    return bool(entries)
+
+
+def _replace_files(home: StoragePath, folder: StoragePath, steps: Sequence[MigrationStep]) -> list[ChangedFile]:
+    """Replace the files that the journal lists, end the migration, and return them."""
+    changed = []
+    by_path = {step.path: step for step in steps}
+    for number, entry in enumerate(_read_journal(folder)):
+        path, step = home / entry["path"], by_path.get(entry["path"])
+        content = _read_if_exists(path)
+        if content is None:
+            continue
+        digest = _digest(content)
+        if digest == entry["before"]:
+            _put(path, (folder / f"{number}.after").read())
+        elif digest != entry["after"] and step is not None:
+            _put(path, step.change(content))
+        changed.append(ChangedFile(entry["step"], entry["path"]))
+    (folder / _JOURNAL).remove()
+    remove_leftovers(home)
+    return changed
+
+
+def _read_if_exists(path: StoragePath) -> bytes | None:
+    try:
+        return path.read()
+    except FileNotFoundError:
+        return None
 
 
 def _read_journal(folder: StoragePath) -> list[dict[str, Any]]:
@@ -143,7 +171,9 @@ def _put(path: StoragePath, content: bytes) -> None:
     atomic.write_bytes_atomically(path.local_path, content, mode=existing)
 
 
-def _clear(folder: StoragePath) -> None:
+def remove_leftovers(home: StoragePath) -> None:
+    """Remove the stored contents of a migration without a journal: it was killed before its begin or after its end."""
+    folder = home / MIGRATION_FOLDER
     for name in folder.names():
         (folder / name).remove()
     if folder.local_path is not None and folder.local_path.exists():

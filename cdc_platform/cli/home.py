@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing, contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager, nullcontext
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -21,7 +20,7 @@ from cdc_platform.errors import InputError, StateError
 
 if TYPE_CHECKING:
     from cdc_platform.home_location import HomeLocation
-    from cdc_platform.home_migration import MigrationStep
+    from cdc_platform.home_migration import ChangedFile, MigrationStep
     from cdc_platform.scylla import ScyllaCluster
     from cdc_platform.storage import StoragePath
 
@@ -172,9 +171,9 @@ def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
 def migrate(session: CliSession, undo: bool, as_json: bool) -> None:
     """Bring a home of an earlier version forward, in place; the homes of live clusters below it, too.
 
-    Removes settings that no longer exist, carries stopped schedules over to their new names, and sets the layout. No
-    table changes. If interrupted, run the same command again, or restore the home with --undo. Once it is done there is
-    no way back: earlier versions refuse the home. Without a migration the home works, too. Stop `up` first.
+    Removes settings that no longer exist and sets the layout. No table changes. If interrupted, run the same command
+    again, or restore the home with --undo. Once it is done there is no way back: earlier versions refuse the home.
+    Without a migration the home works, too. Stop `up` first.
 
     \b
     Example:
@@ -183,18 +182,26 @@ def migrate(session: CliSession, undo: bool, as_json: bool) -> None:
     """
     from cdc_platform import home_migration
     from cdc_platform.home_location import LAYOUT_VERSION
-    from cdc_platform.storage import parse_path
 
     opened = session.open_location()
-    root = parse_path(opened.name)
+    changed: list[home_migration.ChangedFile] = []
+    kept: list[home_migration.ChangedFile] = []
     with _hold_for_migration(opened):
-        kept: list[home_migration.ChangedFile] = []
-        if not undo:
-            changed = home_migration.migrate_home(root, _migration_steps(opened))
-        elif home_migration.is_migration_open(root):
-            changed, kept = home_migration.undo_migration(root)
+        parts = _plan_migration(opened)
+        if undo:
+            interrupted = [part for part in parts if home_migration.is_migration_open(part.root)]
+            if not interrupted:
+                for part in parts:
+                    home_migration.remove_leftovers(part.root)
+                raise StateError(f"home {opened.name} has no interrupted migration, so nothing can be undone")
+            for part in interrupted:
+                restored, stay = home_migration.undo_migration(part.root)
+                changed, kept = changed + part.locate(restored), kept + part.locate(stay)
         else:
-            raise StateError(f"home {opened.name} has no interrupted migration, so nothing can be undone")
+            for part in parts:
+                home_migration.assert_can_migrate(part.root, part.steps)
+            for part in parts:
+                changed += part.locate(home_migration.migrate_home(part.root, part.steps))
     for file in kept:
         warn(f"{file.path} was changed since the migration began, and stays as it is", code="kept-as-changed")
     layout = session.open_location().layout if undo else LAYOUT_VERSION
@@ -224,37 +231,37 @@ def _hold_for_migration(home: HomeLocation) -> Iterator[None]:
         yield
 
 
-def _migration_steps(home: HomeLocation) -> list[MigrationStep]:
-    """Return the steps for a home and for the homes of live clusters below it."""
-    from cdc_platform.home_migration import MigrationStep, file_steps
+@dataclass(frozen=True)
+class _MigratedHome:
+    """A home that is migrated with a journal of its own, and its path below the home of the command, with a slash."""
+
+    prefix: str
+    root: StoragePath
+    steps: list[MigrationStep]
+
+    def locate(self, files: list[ChangedFile]) -> list[ChangedFile]:
+        """Return the files with their paths below the home of the command."""
+        return [replace(file, path=f"{self.prefix}{file.path}") for file in files]
+
+
+def _plan_migration(home: HomeLocation) -> list[_MigratedHome]:
+    """Return a home with the steps for it and for the homes of live clusters below it.
+
+    Homes of clusters that lie on this machine although the home is in a store come before it, each by itself.
+    """
+    from cdc_platform.home_migration import file_steps
     from cdc_platform.scylla import registry
-    from cdc_platform.server import SCHEDULES_FILE, carry_over_stopped_schedules
     from cdc_platform.storage import parse_path
 
-    steps: list[MigrationStep] = []
     root = parse_path(home.name)
+    steps: list[MigrationStep] = []
+    local: list[_MigratedHome] = []
     for path, location in registry.list_cluster_homes(home).items():
-        if str(location) == str(root / path):  # others belong to the machine that has them
+        if str(location) == str(root / path):
             steps += file_steps(f"{path}/")
-    steps += file_steps()
-    if root.local_path is not None:
-        _settle_database(root.local_path / SCHEDULES_FILE)
-        steps.append(MigrationStep("schedules", SCHEDULES_FILE, carry_over_stopped_schedules))
-    elif (home.path / SCHEDULES_FILE).exists():
-        warn(
-            "schedules that were stopped under an earlier name have to be stopped again in the UI, on each machine",
-            code="schedules-not-carried-over",
-        )
-    return steps
-
-
-def _settle_database(path: Path) -> None:
-    """Write what a killed process left in the log of a SQLite database into its file."""
-    import sqlite3
-
-    if path.with_name(f"{path.name}-wal").exists():
-        with closing(sqlite3.connect(path)) as database:
-            database.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        else:
+            local.append(_MigratedHome(f"{path}/", location, [*file_steps()]))
+    return [*local, _MigratedHome("", root, [*steps, *file_steps()])]
 
 
 def _plan_copy(begun: HomeLocation, to: StoragePath) -> list[_CopiedHome]:

@@ -17,10 +17,6 @@ __getattr__ = lazy_exports(
             "listen_on_loopback",
             "parse_public_url",
         ),
-        "renamed_schedules": (
-            "SCHEDULES_FILE",
-            "carry_over_stopped_schedules",
-        ),
         "services": (
             "CODE_LOCATION",
             "UpServices",

@@ -3,8 +3,6 @@ from cdc_platform.server.addresses import PublicUrl as PublicUrl
 from cdc_platform.server.addresses import UiAddresses as UiAddresses
 from cdc_platform.server.addresses import listen_on_loopback as listen_on_loopback
 from cdc_platform.server.addresses import parse_public_url as parse_public_url
-from cdc_platform.server.renamed_schedules import SCHEDULES_FILE as SCHEDULES_FILE
-from cdc_platform.server.renamed_schedules import carry_over_stopped_schedules as carry_over_stopped_schedules
 from cdc_platform.server.services import CODE_LOCATION as CODE_LOCATION
 from cdc_platform.server.services import UpServices as UpServices
 from cdc_platform.server.services import generate_token as generate_token

@@ -19,14 +19,17 @@ from cdc_platform.instance_lock import UP_VARIABLE, bind_to_up
 from cdc_platform.json_logs import configure_json_logs
 from cdc_platform.processes import kill_when_parent_dies
 from cdc_platform.server.console_commands import console_command
+from cdc_platform.server.dagster_watch import watch_dagster
+from cdc_platform.server.renamed_schedules import carry_over_stopped_schedules
 
 
 def initialize_dagster_storage(folder: Path) -> None:
-    """Let Dagster create its databases, fail the runs that an earlier `up` left unfinished, and free their pool slots.
+    """Let Dagster create its databases, end what an earlier `up` left unfinished, and stop renamed schedules.
 
     On a new home the UI and the daemon would otherwise both create the databases at once, and one would fail. If a
     run's process was killed together with its `up`, Dagster would list the run as started forever and never request its
-    join again. No run can be alive under the home's lock.
+    join again. No run can be alive under the home's lock. The pool slots of such runs are freed. A schedule that was
+    stopped under an earlier name is stopped before the daemon could start it under its new name.
 
     Raises:
         EnvironmentProblem: Dagster cannot work in the folder.
@@ -36,7 +39,7 @@ def initialize_dagster_storage(folder: Path) -> None:
     alive = [DagsterRunStatus.STARTING, DagsterRunStatus.STARTED, DagsterRunStatus.CANCELING]
     try:
         with DagsterInstance.from_config(str(folder)) as instance:
-            instance.all_instigator_state()
+            carry_over_stopped_schedules(instance)
             for run in instance.get_runs(RunsFilter(statuses=alive)):
                 instance.report_run_failed(run, "its process ended together with an earlier cdc-platform up")
             tables = instance.event_log_storage

@@ -5,13 +5,13 @@ Dagster stores by name whether a person has stopped a schedule. Under its new na
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
-from pathlib import Path
 from types import MappingProxyType
+from typing import TYPE_CHECKING
 
-SCHEDULES_FILE = "dagster/schedules/schedules.db"
-"""The path of Dagster's storage of schedules in SQLite, below a home."""
+if TYPE_CHECKING:
+    from dagster import DagsterInstance
+
 RENAMED_SCHEDULES: Mapping[str, str] = MappingProxyType(
     {
         "daily_upkeep": "daily_maintenance",
@@ -21,25 +21,13 @@ RENAMED_SCHEDULES: Mapping[str, str] = MappingProxyType(
 """The schedules that earlier versions had under other names. Assets, jobs with history and sensors kept theirs."""
 
 
-def carry_over_stopped_schedules(database: bytes) -> bytes:
-    """Return Dagster's storage of schedules in which a schedule is stopped if it was stopped under its old name.
+def carry_over_stopped_schedules(instance: DagsterInstance) -> None:
+    """Stop each schedule that was stopped under its old name. A state under the new name stays.
 
-    A state under the new name stays. If there is nothing to carry over, the bytes are equal.
+    Nothing that starts schedules may run meanwhile.
     """
-    from dagster import DagsterInstance
-
-    with tempfile.TemporaryDirectory(prefix="cdc-platform-schedules-") as folder:
-        copy = Path(folder) / "schedules" / "schedules.db"
-        copy.parent.mkdir()
-        copy.write_bytes(database)
-        with DagsterInstance.from_config(folder) as instance:
-            states = {state.name: state for state in instance.all_instigator_state()}
-            stopped = [
-                state
-                for old, new in RENAMED_SCHEDULES.items()
-                if (state := states.get(old)) is not None and not state.is_running and new not in states
-            ]
-            for state in stopped:
-                origin = state.origin._replace(instigator_name=RENAMED_SCHEDULES[state.name])
-                instance.add_instigator_state(state._replace(origin=origin))
-        return copy.read_bytes() if stopped else database
+    states = {state.name: state for state in instance.all_instigator_state()}
+    for old, new in RENAMED_SCHEDULES.items():
+        if old in states and not states[old].is_running and new not in states:
+            origin = states[old].origin._replace(instigator_name=new)
+            instance.add_instigator_state(states[old]._replace(origin=origin))

@@ -31,7 +31,7 @@ from support.files.export_files import (
 )
 from support.homes.expiring import DAY_MS, GRACE_MS, TIMES_MS, add_table, import_generations, iso, mark
 from support.homes.minute_log import MinuteLog
-from support.homes.packed import SERVED, stopped_schedules, unpack
+from support.homes.packed import SERVED, add_cluster_homes, begin_migration, unpack
 from support.homes.v1_tables import old_cluster, times
 from support.nodes import node_text
 from support.processes.kills import Case, killed_and_run_again
@@ -275,16 +275,22 @@ def prepared(answers: int) -> Any:
     return prepare
 
 
-def served(home: Path) -> None:
-    """Unpack a home of version 0.2.0 with a Dagster storage."""
-    unpack(SERVED, home.parent)
+def older_with_clusters(home: Path) -> None:
+    """A home of version 0.2.0 with the homes of two clusters."""
+    add_cluster_homes(unpack(SERVED, home.parent) / "served", ["alpha", "beta"])
     (home.parent / "served").rename(home)
 
 
+def half_migrated(home: Path) -> None:
+    """That home with a migration that ended after the second of seven files."""
+    older_with_clusters(home)
+    begin_migration(home, files=2)
+
+
 def migrated(home: Path) -> object:
-    """Return a home's layout and settings, whether a migration is unfinished, and the stopped schedules."""
-    files = [(home / name).read_text(encoding="utf-8") for name in ("platform.json", "settings.toml")]
-    return files, (home / "migration").exists(), stopped_schedules(home)
+    """Return the layouts and settings of a home and those below it, and whether a migration is open."""
+    files = sorted([*home.rglob("platform.json"), *home.rglob("settings.toml")])
+    return [path.read_text(encoding="utf-8") for path in files], (home / "migration").exists()
 
 
 IMPORT = ("import", "{beside}/exports")
@@ -334,7 +340,10 @@ CASES = {
     "check --undo: unreadable entries": Case(
         with_unreadable_entries, UNDO, refused="is the platform's own", more=moved_entries
     ),
-    "home migrate": Case(served, ("home", "migrate"), more=migrated),
+    "home migrate": Case(older_with_clusters, ("home", "migrate"), more=migrated),
+    "home migrate --undo": Case(
+        half_migrated, ("home", "migrate", "--undo"), refused="no interrupted migration", more=migrated
+    ),
     "home maintain: a log": Case(
         ingested_by_the_minute, ("home", "maintain"), "2026-01-02T00:00:00Z", more=files_of_the_log
     ),

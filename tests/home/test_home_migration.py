@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 from dagster import DagsterInstance
+from dagster._core.scheduler.instigation import InstigatorStatus
 from support.command_line import Answer, run
-from support.homes.packed import SERVED, stopped_schedules, unpack
+from support.homes.packed import SERVED, add_cluster_homes, begin_migration, stopped_schedules, unpack
 
-from cdc_platform.delta import Lake
+from cdc_platform.delta import MIRROR_MARK_FILE, Lake
 from cdc_platform.home_location import LAYOUT_VERSION, open_home_location
 from cdc_platform.home_migration import MIGRATION_FOLDER, MigrationStep, is_migration_open, migrate_home, undo_migration
 from cdc_platform.instance_lock import lock_home_exclusively
-from cdc_platform.server import SCHEDULES_FILE
+from cdc_platform.server.code_server import initialize_dagster_storage
 from cdc_platform.settings import remove_old_settings
 from cdc_platform.storage import StoragePath, parse_path
 from cdc_platform.tables import GENERATION_TIMESTAMPS
@@ -53,7 +55,7 @@ def test_every_packed_home_is_migrated(release: str, name: str, tmp_path: Path) 
     changed = {file["path"] for file in first.json["files"]}
     after = contents(home)
     assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == changed
-    assert "platform.json" in changed <= {"platform.json", "settings.toml", SCHEDULES_FILE}
+    assert "platform.json" in changed <= {"platform.json", "settings.toml"}
     assert (first.json["layout"], first.json["undone"]) == (LAYOUT_VERSION, False)
     assert json.loads(after["platform.json"])["layout"] == LAYOUT_VERSION
     second = run_command(home, "home", "migrate", "--json")
@@ -62,10 +64,10 @@ def test_every_packed_home_is_migrated(release: str, name: str, tmp_path: Path) 
 
 
 def test_a_stopped_schedule_stays_stopped_under_its_new_name(served: Path) -> None:
-    """A stopped schedule stays stopped in the code location that `up` serves; runs, partitions and events stay."""
+    """Before the daemon starts; runs, partitions and events are as they were."""
     assert stopped_schedules(served) == ["daily_upkeep"]
-    answer = run_command(served, "home", "migrate", "--json")
-    assert [file["step"] for file in answer.json["files"]] == ["settings", "schedules", "layout"]
+    assert run_command(served, "home", "migrate").exit_code == 0
+    initialize_dagster_storage(served / "dagster")
     assert stopped_schedules(served) == ["daily_maintenance", "daily_upkeep"]
     with DagsterInstance.from_config(str(served / "dagster")) as instance:
         states = {state.name: state for state in instance.all_instigator_state()}
@@ -77,14 +79,101 @@ def test_a_stopped_schedule_stays_stopped_under_its_new_name(served: Path) -> No
     assert "generation_retry_ms" not in (served / "settings.toml").read_text(encoding="utf-8")
 
 
-def test_a_restarted_schedule_is_not_migrated_again(served: Path) -> None:
-    """A state under the new name is newer than one under the old name, so it stays."""
-    assert run_command(served, "home", "migrate").exit_code == 0
-    migrated = (served / SCHEDULES_FILE).read_bytes()
-    (served / "platform.json").write_text('{"layout": 1}', encoding="utf-8")
-    second = run_command(served, "home", "migrate", "--json")
-    assert [file["step"] for file in second.json["files"]] == ["layout"]
-    assert (served / SCHEDULES_FILE).read_bytes() == migrated
+def test_a_schedule_that_was_started_again_is_left_alone(served: Path) -> None:
+    """A state under the new name is newer than one under the old name."""
+    initialize_dagster_storage(served / "dagster")
+    with DagsterInstance.from_config(str(served / "dagster")) as instance:
+        (state,) = [state for state in instance.all_instigator_state() if state.name == "daily_maintenance"]
+        instance.update_instigator_state(state.with_status(InstigatorStatus.DECLARED_IN_CODE))
+    initialize_dagster_storage(served / "dagster")
+    assert stopped_schedules(served) == ["daily_upkeep"]
+
+
+@pytest.fixture
+def with_clusters(served: Path) -> Path:
+    """That home with a mirror home that has tables, and two clusters' homes without any."""
+    (unpack("2026-11-28", served.parent) / "logged").rename(served / "alpha")
+    (served / "clusters").mkdir()
+    (served / "alpha").rename(served / "clusters" / "alpha")
+    (served / "clusters" / "alpha" / MIRROR_MARK_FILE).write_text('{"cluster": "alpha"}', encoding="utf-8")
+    add_cluster_homes(served, ["alpha.until-20261101T000000", "beta"])
+    return served
+
+
+OF_CLUSTERS = [
+    "clusters/alpha.until-20261101T000000/settings.toml",
+    "clusters/beta/settings.toml",
+    "settings.toml",
+    "clusters/alpha/platform.json",
+    "clusters/alpha.until-20261101T000000/platform.json",
+    "clusters/beta/platform.json",
+    "platform.json",
+]
+
+
+def test_homes_of_clusters_are_migrated_with_theirs(with_clusters: Path) -> None:
+    """Also of mirrors and of clusters that were replaced; tables stay, and no home has a journal of its own."""
+    before = contents(with_clusters)
+    done = run_command(with_clusters, "home", "migrate", "--json")
+    assert [file["path"] for file in done.json["files"]] == OF_CLUSTERS, done.stderr
+    after = contents(with_clusters)
+    assert {path for path in before.keys() | after.keys() if before.get(path) != after.get(path)} == set(OF_CLUSTERS)
+    assert {json.loads(after[path])["layout"] for path in OF_CLUSTERS if path.endswith(".json")} == {LAYOUT_VERSION}
+    assert {after[path] for path in OF_CLUSTERS[:2]} == {b"policy = 'strict'\n"}
+    assert run_command(with_clusters, "home", "migrate", "--json").json["files"] == []
+
+
+@pytest.mark.parametrize("files", range(len(OF_CLUSTERS) + 1))
+def test_homes_of_clusters_are_finished_or_undone_with_theirs(files: int, with_clusters: Path) -> None:
+    """Wherever the migration ended: undone, every file is equal byte by byte; finished, all have the new layout."""
+    before = contents(with_clusters)
+    begin_migration(with_clusters, files)
+    undone = run_command(with_clusters, "home", "migrate", "--undo", "--json")
+    assert (undone.exit_code, undone.json["layout"]) == (0, 1), undone.stderr
+    assert [file["path"] for file in undone.json["files"]] == OF_CLUSTERS
+    assert contents(with_clusters) == before
+    begin_migration(with_clusters, files)
+    assert run_command(with_clusters, "home", "migrate").exit_code == 0
+    markers = [path for path in OF_CLUSTERS if path.endswith(".json")]
+    assert {json.loads((with_clusters / path).read_bytes())["layout"] for path in markers} == {LAYOUT_VERSION}
+
+
+@pytest.mark.parametrize(
+    ("marker", "code", "reason"),
+    [
+        (f'{{"layout": {LAYOUT_VERSION + 1}}}', "newer-layout", f"has layout {LAYOUT_VERSION + 1}, written by a newer"),
+        ("{}", "environment", "is damaged"),
+        ("no JSON", "environment", "is damaged"),
+    ],
+    ids=["newer", "empty", "text"],
+)
+def test_a_cluster_home_that_cannot_be_migrated_is_one_line(
+    marker: str, code: str, reason: str, with_clusters: Path
+) -> None:
+    """With the path of that home; no file of any home is changed."""
+    beta = with_clusters / "clusters" / "beta"
+    (beta / "platform.json").write_text(marker, encoding="utf-8")
+    before = contents(with_clusters)
+    refused = run_command(with_clusters, "home", "migrate")
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1), refused
+    assert str(beta) in refused.stderr
+    assert reason in refused.stderr
+    assert refused.stderr.endswith(f"[{code}]\n")
+    assert contents(with_clusters) == before
+
+
+@pytest.mark.parametrize("undo", [False, True], ids=["finished", "undone"])
+def test_a_cluster_home_that_was_renamed_or_removed_meanwhile(undo: bool, with_clusters: Path) -> None:
+    """A new registration renames a cluster's home: it is migrated under its new name, and undone only where it is."""
+    begin_migration(with_clusters, 3)
+    clusters = with_clusters / "clusters"
+    (clusters / "beta").rename(clusters / "beta.until-20261128T000000")
+    shutil.rmtree(clusters / "alpha.until-20261101T000000")
+    answer = run_command(with_clusters, "home", "migrate", *(["--undo"] if undo else []), "--json")
+    assert answer.exit_code == 0, answer.stderr
+    layouts = [json.loads(path.read_bytes())["layout"] for path in clusters.glob("*/platform.json")]
+    assert layouts == [1 if undo else LAYOUT_VERSION] * 2
+    assert not (with_clusters / MIGRATION_FOLDER).exists()
 
 
 class Died(BaseException):
