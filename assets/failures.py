@@ -17,12 +17,16 @@ RETRY_POLICY = RetryPolicy(max_retries=3, delay=1, backoff=Backoff.EXPONENTIAL, 
 _RECOVERY_KEY = "recovery"
 _OUTAGE_CLASSES = frozenset(
     {
+        "AdminShutdown",
         "ArrowMemoryError",
         "BrokenPipeError",
+        "CannotConnectNow",
         "ConflictError",
         "ConnectionError",
         "ConnectionRefusedError",
         "ConnectionResetError",
+        "CrashShutdown",
+        "InterfaceError",
         "LockLost",
         "MemoryError",
         "OSError",

@@ -4,30 +4,37 @@ from __future__ import annotations
 
 import ast
 import inspect
+import logging
+import multiprocessing
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from alembic.config import Config
 from alembic.script import ScriptDirectory
-from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance
+from dagster import AssetCheckEvaluation, AssetKey, DagsterInstance, DagsterRun, DagsterRunStatus
 from dagster._core.definitions import data_version
 from dagster._core.definitions.asset_checks.asset_check_evaluation import AssetCheckEvaluationTargetMaterializationData
 from dagster._core.definitions.source_asset import SYSTEM_METADATA_KEY_SOURCE_ASSET_OBSERVATION
 from dagster._core.event_api import PartitionKeyFilter
 from dagster._core.storage.event_log.base import EventLogStorage
 from dagster._core.storage.tags import REPOSITORY_LABEL_TAG
+from dagster._core.utils import FuturesAwareThreadPoolExecutor, make_new_run_id
 from dagster._core.workspace.context import WorkspaceProcessContext
 from dagster._core.workspace.load_target import WorkspaceFileTarget
+from dagster._grpc.server import DagsterApiServer
 from dagster_webserver.app import create_app_from_workspace_process_context
+from support.waiting import await_true
 
 from cdc_platform.cli import demo
-from cdc_platform.server.code_server import load_migrations_once
+from cdc_platform.server.code_server import load_migrations_once, report_ended_runs_after_outages
 from cdc_platform_assets import data_versions
 
 ROOT = Path(__file__).resolve().parent.parent
-MOST_IMPORTS, MOST_MODULES = 5, 2
+MOST_IMPORTS, MOST_MODULES = 6, 3
 _STARTS_RUNS = """
 import logging, sys, threading
 from cdc_platform.server.code_server import fork_runs
@@ -70,7 +77,7 @@ def private_imports() -> list[tuple[str, str]]:
 
 
 def test_few_modules_import_private_api() -> None:
-    """At most five imports in at most two modules; no module of it is named in a string either."""
+    """At most six imports in at most three modules; no module of it is named in a string either."""
     found = private_imports()
     assert 0 < len(found) <= MOST_IMPORTS, found
     assert len({path for path, _ in found}) <= MOST_MODULES, found
@@ -119,6 +126,42 @@ def test_opening_the_storage_again_loads_no_migrations(tmp_path: Path, monkeypat
             assert instance.get_runs_count() == 0
             assert instance.all_instigator_state() == []
     assert len(loads) == len(set(loads)) > 0
+
+
+@pytest.mark.dagster
+def test_a_run_that_ended_during_an_outage_is_reported_after_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The thread of Dagster's code server that looks for ended runs survives an unreadable storage."""
+    monkeypatch.setattr(DagsterApiServer, "_check_for_orphaned_runs", DagsterApiServer._check_for_orphaned_runs)
+    report_ended_runs_after_outages()
+    run = DagsterRun(job_name="join", run_id=make_new_run_id(), status=DagsterRunStatus.STARTED)
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        instance.add_run(run)
+        ref = instance.get_ref()
+    history, away = tmp_path / "history", tmp_path / "away"
+    history.rename(away)
+    history.touch()
+    ended = multiprocessing.get_context("fork").Process(target=int)
+    ended.start()
+    ended.join(60)
+    over = threading.Event()
+    server: Any = DagsterApiServer(over, logging.getLogger(), FuturesAwareThreadPoolExecutor(1))
+    try:
+        with server._execution_lock:
+            server._executions[run.run_id] = (ended, ref)
+            server._termination_events[run.run_id] = threading.Event()
+        await_true(lambda: "Runs that have ended cannot be reported yet" in caplog.text, 60, "a look that fails")
+        history.unlink()
+        away.rename(history)
+        await_true(lambda: run.run_id not in server._executions, 60, "a look that reports")
+    finally:
+        over.set()
+    with DagsterInstance.from_config(str(tmp_path)) as instance:
+        reported = instance.get_run_by_id(run.run_id)
+        assert reported is not None
+        assert reported.status is DagsterRunStatus.FAILURE
+    assert caplog.text.count("Runs that have ended cannot be reported yet") == 1
 
 
 def test_launches_pass_the_methods_that_tag_them() -> None:

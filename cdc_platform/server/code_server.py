@@ -6,20 +6,21 @@ itself a fork of the code server, made before it serves, so both share their mem
 
 from __future__ import annotations
 
+import logging
 import multiprocessing
 import os
 import sys
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
 from cdc_platform.dagster_home import prepare_dagster_home
-from cdc_platform.errors import EnvironmentProblem, PlatformError
+from cdc_platform.errors import EnvironmentProblem, PlatformError, to_one_line
 from cdc_platform.home_location import open_home_location
 from cdc_platform.instance_lock import UP_VARIABLE, bind_to_up
 from cdc_platform.json_logs import configure_json_logs
 from cdc_platform.processes import kill_when_parent_dies
 from cdc_platform.server.console_commands import console_command
-from cdc_platform.server.dagster_watch import watch_dagster
 from cdc_platform.server.renamed_schedules import carry_over_stopped_schedules
 
 
@@ -72,6 +73,7 @@ def serve_code_location() -> None:
     except PlatformError as error:
         sys.exit(str(error))  # `up` shows the last log line of a service that has ended
     load_migrations_once()
+    report_ended_runs_after_outages()
     if sys.platform == "linux":
         fork_runs()
     sys.argv[:1] = ["dagster", "api", "grpc"]
@@ -96,6 +98,32 @@ def load_migrations_once() -> None:
         return loaded[folder]
 
     ScriptDirectory.from_config = from_config  # type: ignore[method-assign]
+
+
+def report_ended_runs_after_outages() -> None:
+    """Make Dagster report runs whose process has ended also if its storage was unreachable when they ended.
+
+    The code server looks for such runs in a thread that ends with the first error. The runs would stay started until
+    their maximum runtime, and what they do would not be requested again. Here the next look reports them.
+    """
+    from dagster._grpc.server import DagsterApiServer
+
+    report = DagsterApiServer._check_for_orphaned_runs
+    logger, is_failing = logging.getLogger(__name__), False
+
+    @wraps(report)
+    def report_or_warn(self: DagsterApiServer) -> None:
+        nonlocal is_failing
+        try:
+            report(self)
+        except Exception as error:  # noqa: BLE001 any error of Dagster, its database or its disk
+            if not is_failing:
+                logger.warning("Runs that have ended cannot be reported yet: %s", to_one_line(str(error)))
+            is_failing = True
+        else:
+            is_failing = False
+
+    DagsterApiServer._check_for_orphaned_runs = report_or_warn  # type: ignore[method-assign]
 
 
 def fork_runs() -> None:
