@@ -2,12 +2,13 @@
 
 An alert is open from the time it is raised until it is resolved. Delivery compares what is open with what each
 destination has received: a new destination gets all open alerts, and one that was unreachable gets the current state.
+On a full disk the state lives in the memory of the process, so that the disk's own alert is sent.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_args
@@ -97,6 +98,10 @@ class _State(BaseModel):
     pauses: dict[str, _Pause] = {}
 
 
+_unstored: dict[Path, tuple[_State, int]] = {}
+"""The states that could not be written, by file, each with the time (ns) at which the file had changed last."""
+
+
 def raise_alert(home: HomeLocation, clock: Clock, alert: Alert) -> bool:
     """Open an alert, or change the level of an open one; return False if it is open with this level already.
 
@@ -104,18 +109,13 @@ def raise_alert(home: HomeLocation, clock: Clock, alert: Alert) -> bool:
 
     Raises:
         InputError: the key is empty or not printable.
-        OSError: the state cannot be stored.
     """
     with _changing(home) as state:
         return _open(state, clock, alert)
 
 
 def resolve_alert(home: HomeLocation, clock: Clock, key: str) -> bool:
-    """Resolve an alert; return False if none of this key is open. `deliver_alerts` sends the message.
-
-    Raises:
-        OSError: the state cannot be stored.
-    """
+    """Resolve an alert; return False if none of this key is open. `deliver_alerts` sends the message."""
     stored = _read(home).alerts.get(key)
     if stored is None or stored.resolved_us is not None:
         return False
@@ -128,7 +128,6 @@ def sync_alerts(home: HomeLocation, clock: Clock, prefix: str, alerts: Iterable[
 
     Raises:
         InputError: a key does not begin with the prefix.
-        OSError: the state cannot be stored.
     """
     current = {alert.key: alert for alert in alerts}
     for key in current:
@@ -164,13 +163,11 @@ def deliver_alerts(
 
     A destination that fails is reported to `on_failure`, and is tried again with growing pauses. One process delivers
     at a time; the others return at once. No report contains an address.
-
-    Raises:
-        OSError: the state cannot be stored.
     """
     lock = FileLock(home.path / _DELIVERY_LOCK)
-    if not lock.try_acquire():
-        return 0
+    with suppress(OSError):  # its file cannot be created: a message that arrives twice is better than none
+        if not lock.try_acquire():
+            return 0
     try:
         return _deliver(home, on_failure, now_us)
     finally:
@@ -288,13 +285,22 @@ def _resolve(state: _State, clock: Clock, key: str) -> bool:
 
 @contextmanager
 def _changing(home: HomeLocation) -> Iterator[_State]:
-    """Lock the state, yield it to be changed, and store it at once if the block raises nothing."""
-    lock = FileLock(home.path / _STATE_LOCK)
-    lock.acquire()
+    """Lock the state, yield it to be changed, and store it at once if the block raises nothing.
+
+    A state that cannot be written stays in memory until a later one can, or another process writes the file.
+    """
+    lock, path = FileLock(home.path / _STATE_LOCK), _state_path(home)
+    with suppress(OSError):
+        lock.acquire()
     try:
         state = _read(home)
         yield state
-        atomic.write_text_atomically(_state_path(home), state.model_dump_json(), mode=0o600)
+        try:
+            atomic.write_text_atomically(path, state.model_dump_json(), mode=0o600)
+        except OSError:
+            _unstored[path] = state, _modified_ns(path)
+            return
+        _unstored.pop(path, None)
         kill_if_selected(AFTER_ALERT_STORED)
     finally:
         lock.release()
@@ -305,8 +311,20 @@ def _state_path(home: HomeLocation) -> Path:
 
 
 def _read(home: HomeLocation) -> _State:
-    """Return the stored state; a missing or damaged file is an empty one, and its alerts are raised again."""
+    """Return the current state; a missing or damaged file is an empty one, and its alerts are raised again."""
+    path = _state_path(home)
+    state, modified_ns = _unstored.get(path, (None, 0))
+    if state is not None and modified_ns == _modified_ns(path):
+        return state.model_copy(deep=True)
     try:
-        return _State.model_validate_json(_state_path(home).read_bytes())
+        return _State.model_validate_json(path.read_bytes())
     except (FileNotFoundError, ValidationError):
         return _State()
+
+
+def _modified_ns(path: Path) -> int:
+    """Return when a file has changed last; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except FileNotFoundError:
+        return 0

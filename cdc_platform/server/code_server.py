@@ -21,6 +21,7 @@ from cdc_platform.instance_lock import UP_VARIABLE, bind_to_up
 from cdc_platform.json_logs import configure_json_logs
 from cdc_platform.processes import kill_when_parent_dies
 from cdc_platform.server.console_commands import console_command
+from cdc_platform.server.dagster_watch import watch_dagster
 from cdc_platform.server.renamed_schedules import carry_over_stopped_schedules
 
 
@@ -67,15 +68,18 @@ def serve_code_location() -> None:
     configure_json_logs()
     command = console_command("dagster")
     try:
+        home = open_home_location()
         if UP_VARIABLE not in os.environ:
-            os.environ["DAGSTER_HOME"] = str(prepare_dagster_home(open_home_location()))
-        initialize_dagster_storage(Path(os.environ["DAGSTER_HOME"]))
+            os.environ["DAGSTER_HOME"] = str(prepare_dagster_home(home))
+        folder = Path(os.environ["DAGSTER_HOME"])
+        initialize_dagster_storage(folder)
     except PlatformError as error:
         sys.exit(str(error))  # `up` shows the last log line of a service that has ended
     load_migrations_once()
     report_ended_runs_after_outages()
     if sys.platform == "linux":
         fork_runs()
+    watch_dagster(home, folder)
     sys.argv[:1] = ["dagster", "api", "grpc"]
     command()
 
