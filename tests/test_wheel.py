@@ -14,7 +14,7 @@ PACKAGES = {"cdc_platform": "cdc_platform", "assets": "cdc_platform_assets", "re
 
 
 def test_everything_that_is_read_at_run_time_comes_along(wheel: Path) -> None:
-    """Every module and every file beside them: the files of Dagster, the real ring, the grammar, Spark's settings."""
+    """The wheel has every module and every other file of the packages, and Dagster's files as they are in the clone."""
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
         for name in ("dagster.yaml", "workspace.yaml"):

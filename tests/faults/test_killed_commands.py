@@ -276,13 +276,13 @@ def prepared(answers: int) -> Any:
 
 
 def older_with_clusters(home: Path) -> None:
-    """A home of version 0.2.0 with the homes of two clusters."""
+    """Unpack a home of version 0.2.0 and add the homes of two clusters."""
     add_cluster_homes(unpack(SERVED, home.parent) / "served", ["alpha", "beta"])
     (home.parent / "served").rename(home)
 
 
 def half_migrated(home: Path) -> None:
-    """That home with a migration that ended after the second of seven files."""
+    """Begin a migration of that home and stop after the second of its files."""
     older_with_clusters(home)
     begin_migration(home, files=2)
 

@@ -64,7 +64,7 @@ def test_every_packed_home_is_migrated(release: str, name: str, tmp_path: Path) 
 
 
 def test_a_stopped_schedule_stays_stopped_under_its_new_name(served: Path) -> None:
-    """Before the daemon starts; runs, partitions and events are as they were."""
+    """The code location carries the stop over before the daemon starts; runs, partitions and events stay."""
     assert stopped_schedules(served) == ["daily_upkeep"]
     assert run_command(served, "home", "migrate").exit_code == 0
     initialize_dagster_storage(served / "dagster")
@@ -79,8 +79,8 @@ def test_a_stopped_schedule_stays_stopped_under_its_new_name(served: Path) -> No
     assert "generation_retry_ms" not in (served / "settings.toml").read_text(encoding="utf-8")
 
 
-def test_a_schedule_that_was_started_again_is_left_alone(served: Path) -> None:
-    """A state under the new name is newer than one under the old name."""
+def test_a_restarted_schedule_is_not_stopped_again(served: Path) -> None:
+    """A state under the new name is newer than one under the old name, so it stays."""
     initialize_dagster_storage(served / "dagster")
     with DagsterInstance.from_config(str(served / "dagster")) as instance:
         (state,) = [state for state in instance.all_instigator_state() if state.name == "daily_maintenance"]
@@ -91,7 +91,7 @@ def test_a_schedule_that_was_started_again_is_left_alone(served: Path) -> None:
 
 @pytest.fixture
 def with_clusters(served: Path) -> Path:
-    """That home with a mirror home that has tables, and two clusters' homes without any."""
+    """That home with a mirror home that has tables, and the homes of two clusters without tables."""
     (unpack("2026-11-28", served.parent) / "logged").rename(served / "alpha")
     (served / "clusters").mkdir()
     (served / "alpha").rename(served / "clusters" / "alpha")
@@ -111,8 +111,8 @@ OF_CLUSTERS = [
 ]
 
 
-def test_homes_of_clusters_are_migrated_with_theirs(with_clusters: Path) -> None:
-    """Also of mirrors and of clusters that were replaced; tables stay, and no home has a journal of its own."""
+def test_cluster_homes_are_migrated_with_the_home_above(with_clusters: Path) -> None:
+    """The command migrates mirrors and replaced clusters, too; no table changes, and a second run has nothing to do."""
     before = contents(with_clusters)
     done = run_command(with_clusters, "home", "migrate", "--json")
     assert [file["path"] for file in done.json["files"]] == OF_CLUSTERS, done.stderr
@@ -124,8 +124,8 @@ def test_homes_of_clusters_are_migrated_with_theirs(with_clusters: Path) -> None
 
 
 @pytest.mark.parametrize("files", range(len(OF_CLUSTERS) + 1))
-def test_homes_of_clusters_are_finished_or_undone_with_theirs(files: int, with_clusters: Path) -> None:
-    """Wherever the migration ended: undone, every file is equal byte by byte; finished, all have the new layout."""
+def test_cluster_homes_are_finished_or_undone_with_the_home_above(files: int, with_clusters: Path) -> None:
+    """Wherever a migration ended, undoing restores every file byte by byte, and finishing migrates all homes."""
     before = contents(with_clusters)
     begin_migration(with_clusters, files)
     undone = run_command(with_clusters, "home", "migrate", "--undo", "--json")
@@ -147,10 +147,8 @@ def test_homes_of_clusters_are_finished_or_undone_with_theirs(files: int, with_c
     ],
     ids=["newer", "empty", "text"],
 )
-def test_a_cluster_home_that_cannot_be_migrated_is_one_line(
-    marker: str, code: str, reason: str, with_clusters: Path
-) -> None:
-    """With the path of that home; no file of any home is changed."""
+def test_a_newer_or_damaged_cluster_home_is_refused(marker: str, code: str, reason: str, with_clusters: Path) -> None:
+    """The error is one line that names the cluster's home, and no file of any home changes."""
     beta = with_clusters / "clusters" / "beta"
     (beta / "platform.json").write_text(marker, encoding="utf-8")
     before = contents(with_clusters)
@@ -163,8 +161,8 @@ def test_a_cluster_home_that_cannot_be_migrated_is_one_line(
 
 
 @pytest.mark.parametrize("undo", [False, True], ids=["finished", "undone"])
-def test_a_cluster_home_that_was_renamed_or_removed_meanwhile(undo: bool, with_clusters: Path) -> None:
-    """A new registration renames a cluster's home: it is migrated under its new name, and undone only where it is."""
+def test_a_cluster_home_may_be_renamed_or_removed_meanwhile(undo: bool, with_clusters: Path) -> None:
+    """Finishing migrates a renamed home under its new name, undoing leaves it, and a removed home stays removed."""
     begin_migration(with_clusters, 3)
     clusters = with_clusters / "clusters"
     (clusters / "beta").rename(clusters / "beta.until-20261128T000000")

@@ -47,7 +47,7 @@ def beat(folder: Path, at: float) -> None:
 
 
 def test_a_daemon_without_heartbeats_is_an_alert(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """From the start on, and after its last heartbeat; once each, and resolved by the next heartbeat."""
+    """The alert opens once, without a first heartbeat or after the last one, and the next heartbeat resolves it."""
     (tmp_path / "dagster").mkdir()
     (tmp_path / "dagster" / "dagster.yaml").touch()
     with receiving() as receiver:
@@ -73,7 +73,7 @@ def test_a_daemon_without_heartbeats_is_an_alert(tmp_path: Path, monkeypatch: py
 
 
 def test_an_unreadable_storage_is_an_alert_also_on_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """After a minute, once, although no state can be stored in the home; resolved when the storage answers."""
+    """The alert is sent once after a minute, although the home can store no state, and resolved after the outage."""
     folder = tmp_path / "dagster"
     folder.mkdir()
     (folder / "dagster.yaml").touch()

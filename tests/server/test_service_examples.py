@@ -228,7 +228,7 @@ def to_chart_names(settings: Any) -> Any:
 
 
 def test_the_chart_has_the_settings_of_the_instance() -> None:
-    """Each section of dagster.yaml; without them the chart would not limit pools, runtimes and runs at once."""
+    """The values have each section of dagster.yaml, because the chart's own limit neither pools nor runtimes."""
     shipped = yaml.safe_load((ROOT / "dagster.yaml").read_text(encoding="utf-8"))
     wanted = to_chart_names(shipped)
     values = chart_values()

@@ -134,7 +134,7 @@ def ready(port: int) -> dict[str, str | None] | None:
 def test_joins_survive_the_daemon_and_postgres(
     postgres: Postgres, postgres_home: HomeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Two webservers show one history; a killed daemon, and an outage that ends a running join, repeat none."""
+    """A killed daemon and an outage that ends a running join repeat no join, and two webservers show one history."""
     environment = postgres.create_database("services")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
@@ -189,7 +189,7 @@ def test_joins_survive_the_daemon_and_postgres(
 def test_an_outage_of_postgres_is_an_alert(
     postgres: Postgres, postgres_home: HomeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Once, though every sensor of Dagster is stopped by it; without the password; and resolved after it."""
+    """The alert is sent once although the outage stops Dagster's sensors, has no password, and is resolved after it."""
     for name, value in postgres.create_database("alerts").items():
         monkeypatch.setenv(name, value)
     folder = prepare_dagster_home(postgres_home)
@@ -218,7 +218,7 @@ def test_an_outage_of_postgres_is_an_alert(
 @pytest.mark.dagster
 @pytest.mark.parametrize("ended_by", ["server", "client"])
 def test_a_lost_connection_to_postgres_is_an_outage(postgres: Postgres, ended_by: str) -> None:
-    """Whichever side has ended it, a run that fails by it is repeated until it succeeds."""
+    """A run that fails because either side closed its connection is repeated until it succeeds."""
     psycopg2: Any = pytest.importorskip("psycopg2")
     host, port, user, password, name = postgres.create_database(f"ended_by_{ended_by}").values()
     options = {"host": host, "port": port, "user": user, "password": password, "dbname": name}
