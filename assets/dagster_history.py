@@ -1,8 +1,9 @@
 """Remove old ended runs from Dagster's storage, without losing what the asset catalogue and the checks show.
 
 A run that holds the newest materialization or observation of a partition, or the newest result of a check of one, stays
-for as long as it does. So the catalogue, the lineage and the checks of every partition look the same afterwards, and
-only superseded events disappear. Rows are traced by Delta's logs and the platform's tables, which this does not touch.
+for as long as it does and the partition exists. So the catalogue, the lineage and the checks of every partition look
+the same afterwards. Only superseded events disappear, and events of partitions that were removed. Rows are traced by
+Delta's logs and the platform's tables, which this does not touch.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -28,6 +29,7 @@ from cdc_platform.clock import Milliseconds
 from cdc_platform.storage import atomic
 from cdc_platform_assets.catalog_sync.check_results import read_newest_results
 from cdc_platform_assets.run_requests import FINISHED_STATUSES
+from cdc_platform_assets.storage_checks import STORAGE_CHECKED_ASSETS
 
 MAX_RUNS = 2_000
 """The most ended runs that one call looks at. The next call goes on behind them."""
@@ -55,7 +57,7 @@ def trim_runs(
     dry_run: bool = False,
     now: datetime | None = None,
 ) -> TrimmedRuns:
-    """Remove ended runs that were created at least `retention_ms` ago and hold no newest event.
+    """Remove ended runs that were created at least `retention_ms` ago and hold no newest event of what exists.
 
     A call looks at no more than `MAX_RUNS` runs, the oldest first. `folder` is DAGSTER_HOME, in which it stores how far
     it came, so that runs that stay do not block the others; it starts over once it reaches runs that are too young. A
@@ -70,9 +72,10 @@ def trim_runs(
         ascending=True,
     )
     removed = retained = 0
+    partitions = _ExistingPartitions(instance)
     for record in records:
         run_id = record.dagster_run.run_id
-        if _holds_newest_event(instance, run_id):
+        if _holds_newest_event(instance, run_id, partitions):
             retained += 1
             continue
         removed += 1
@@ -95,12 +98,30 @@ def _read_cursor(file: Path | None) -> datetime | None:
         return None
 
 
-def _holds_newest_event(instance: DagsterInstance, run_id: str) -> bool:
-    """Return True if an event of the run is the newest of its kind for its asset or check, and its partition."""
-    return any(newest == run_id for newest in _iter_newest_runs(instance, run_id))
+@dataclass(frozen=True)
+class _ExistingPartitions:
+    """The partitions of the platform's assets, loaded on first use. Those of other assets count as existing."""
+
+    instance: DagsterInstance
+    _keys: dict[str, frozenset[str]] = field(default_factory=dict)
+
+    def includes(self, asset: AssetKey, partition: str | None) -> bool:
+        """Return False if the partition has been removed."""
+        _, definition = STORAGE_CHECKED_ASSETS.get(asset, (None, None))
+        name = None if definition is None else definition.name
+        if name is None or partition is None:
+            return True
+        if name not in self._keys:
+            self._keys[name] = frozenset(self.instance.get_dynamic_partitions(name))
+        return partition in self._keys[name]
 
 
-def _iter_newest_runs(instance: DagsterInstance, run_id: str) -> Iterator[str | None]:
+def _holds_newest_event(instance: DagsterInstance, run_id: str, partitions: _ExistingPartitions) -> bool:
+    """Return True if an event of the run is the newest of its kind for an asset or check and an existing partition."""
+    return any(newest == run_id for newest in _iter_newest_runs(instance, run_id, partitions))
+
+
+def _iter_newest_runs(instance: DagsterInstance, run_id: str, partitions: _ExistingPartitions) -> Iterator[str | None]:
     """Yield, for each asset event and check result of a run, the run of the newest such event."""
     seen: set[tuple[str, AssetKey | AssetCheckKey, str | None]] = set()
     for entry in instance.all_logs(run_id, of_type=_EVIDENCE):
@@ -111,14 +132,14 @@ def _iter_newest_runs(instance: DagsterInstance, run_id: str) -> Iterator[str | 
             evaluation = event.event_specific_data
             assert isinstance(evaluation, AssetCheckEvaluation)
             check, partition = evaluation.asset_check_key, evaluation.partition
-            if ("check", check, partition) not in seen:
+            if ("check", check, partition) not in seen and partitions.includes(check.asset_key, partition):
                 seen.add(("check", check, partition))
                 newest = read_newest_results(instance, [check], partition).get(check)
                 yield None if newest is None else newest.run_id
             continue
         asset, partition = event.asset_key, event.partition
         kind = event.event_type_value
-        if asset is None or (kind, asset, partition) in seen:
+        if asset is None or (kind, asset, partition) in seen or not partitions.includes(asset, partition):
             continue
         seen.add((kind, asset, partition))
         wanted = AssetRecordsFilter(asset_key=asset, asset_partitions=None if partition is None else [partition])

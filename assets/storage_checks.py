@@ -20,6 +20,7 @@ from dagster import (
     AssetKey,
     DagsterInstance,
     Definitions,
+    DynamicPartitionsDefinition,
     PartitionsDefinition,
     multi_asset_check,
 )
@@ -59,6 +60,7 @@ from cdc_platform_assets.partitions import (
     CLUSTER_PARTITIONS,
     GENERATION_PARTITIONS,
     HOUR_PARTITIONS,
+    HOURS_NAME,
     INGESTED_LOG_PARTITIONS,
     TABLET_TABLE_PARTITIONS,
     can_be_partition,
@@ -76,7 +78,7 @@ _STAND_INS = {
 _CLUSTER_ASSETS = (OBSERVED_CLUSTER_KEY, INGESTED_LOG_KEY)
 _LOG = "_scylla_cdc_log"
 UNREADABLE = table_contents.UNREADABLE
-STORAGE_CHECKED_ASSETS: Mapping[AssetKey, tuple[Table, PartitionsDefinition | None]] = {
+STORAGE_CHECKED_ASSETS: Mapping[AssetKey, tuple[Table, DynamicPartitionsDefinition | None]] = {
     asset_key_from_table(table): (table, partitions)
     for tables, partitions in (
         (table_contents.GENERATION_TABLES, GENERATION_PARTITIONS),
@@ -112,10 +114,13 @@ def list_asset_parts(
 ) -> Iterator[AssetPart]:
     """Yield the parts of all assets: first those that belong to no generation, then the newest generations.
 
-    If damage prevents reading which partitions there are, those that Dagster knows are yielded.
+    Hours that Dagster has no partition of are left out. If damage prevents reading which partitions there are, those
+    that Dagster knows are yielded.
     """
-    yield from _list_other_parts(lake, instance)
-    yield from _list_hourly_sinks(lake)
+    hours = frozenset(instance.get_dynamic_partitions(HOURS_NAME))
+    for stored in (*_list_other_parts(lake, instance), *_list_hourly_sinks(lake)):
+        if stored.asset != asset_key_from_table(CONSUMED_HOURS) or stored.partition in hours:
+            yield stored
     yield from _list_cluster_parts(clusters)
     yield from _list_generation_parts(lake, instance)
 

@@ -2,6 +2,7 @@
 
 from dagster import DefaultSensorStatus, Definitions, SensorEvaluationContext, SkipReason, sensor
 
+from cdc_platform.clock import Microseconds, us_from_ms
 from cdc_platform.tables import CDC_LOCAL, CDC_TABLES, GENERATIONS
 from cdc_platform_assets.catalog_sync.sync import add_hour_partitions, sync_catalog
 from cdc_platform_assets.catalog_sync.table_contents import describe_table_versions, list_readable_clusters
@@ -15,19 +16,23 @@ from cdc_platform_resources.home import HomeResource
     minimum_interval_seconds=30,
     default_status=DefaultSensorStatus.RUNNING,
     description="Every 30 seconds, reports to Dagster what other programs wrote: partitions, materializations and "
-    "check results. Removes partitions of withdrawn and removed generations. Starts no run.",
+    "check results. Removes partitions of withdrawn and removed generations, and of hours that are older than "
+    "`dagster_retention_ms`. Starts no run.",
 )
 def catalogue(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SkipReason:
     """Run `sync_catalog` on this home and instance. The cursor holds the last state that was reported completely."""
-    lake = home.lake()
-    add_hour_partitions(lake, clock.clock(), context.instance)
-    clusters = list_readable_clusters(home.home())
+    lake, location, now = home.lake(), home.home(), clock.clock()
+    due = add_hour_partitions(lake, now, context.instance)
+    hours_since_us = Microseconds(min([now.now_us() - us_from_ms(location.settings.dagster_retention_ms), *due]))
+    clusters = list_readable_clusters(location)
     state = describe_table_versions(lake, clusters)
     if context.cursor == state:
         return SkipReason("everything that was written is reported")
     repository = context.repository_def
     assert repository is not None
-    summary = sync_catalog(lake, context.instance, repository.asset_graph, clusters=clusters)
+    summary = sync_catalog(
+        lake, context.instance, repository.asset_graph, clusters=clusters, hours_since_us=hours_since_us
+    )
     context.update_cursor("" if summary.left else state)
     return SkipReason(str(summary))
 

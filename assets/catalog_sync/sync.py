@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from dagster import AssetKey, DagsterEventType, DagsterInstance
 
 from cdc_platform.cdclog import hourly
-from cdc_platform.clock import Clock
+from cdc_platform.clock import Clock, Microseconds
 from cdc_platform.delta import Lake, get_verified_lake, provenance
 from cdc_platform.errors import NotAsCommitted, PlatformError
 from cdc_platform.lifecycle import verdicts
@@ -109,17 +109,19 @@ def sync_catalog(
     *,
     clusters: Sequence[ScyllaCluster] = (),
     most: int | None = MAX_EVENTS,
+    hours_since_us: Microseconds = Microseconds(0),
 ) -> SyncSummary:
     """Report to Dagster what the tables hold and Dagster lacks: at most `most` events, or all with None.
 
-    The tables are those of the lake and of the homes of `clusters`.
+    The tables are those of the lake and of the homes of `clusters`. Partitions of copied hours that begin before
+    `hours_since_us` (µs) are removed: the tables have the hours, and Dagster would have more every hour.
 
     Raises:
         PlatformError: a table cannot be read. What verifications found is reported first.
     """
     summary = SyncSummary()
     try:
-        _sync_tables(lake, instance, graph, clusters, summary, most)
+        _sync_tables(lake, instance, graph, clusters, summary, most, hours_since_us)
     except PlatformError:
         _report_storage_results(lake, instance, clusters, summary, most)
         raise
@@ -133,14 +135,16 @@ def _sync_tables(
     clusters: Sequence[ScyllaCluster],
     summary: SyncSummary,
     most: int | None,
+    hours_since_us: Microseconds,
 ) -> None:
     deadline = None if most is None else time.monotonic() + MAX_SECONDS
     names = list_generation_names(lake, read_generation_keys(lake, instance))
     others = [
-        *table_contents.iterate_other_partitions(lake),
+        *table_contents.iterate_other_partitions(lake, hours_since_us),
         *table_contents.iterate_cluster_partitions(clusters),
     ]
     _sync_partitions(lake, instance, names, others, summary)
+    _remove_old_hours(instance, hours_since_us, summary)
     contents = GenerationDigests(lake)
     by_key: dict[str | None, GenerationNames] = {generation.key: generation for generation in names}
     known = _ReportedVersions(instance, graph)
@@ -189,11 +193,15 @@ def _report_storage_results(
             return
 
 
-def add_hour_partitions(lake: Lake, clock: Clock, instance: DagsterInstance) -> None:
-    """Add partitions for the first hours of logs that can be copied by now. They appear by time, not by a commit."""
-    due = [partition_from_hour_us(hour_us) for hour_us in hourly.list_due_hours(lake, clock, MAX_HOURS)]
+def add_hour_partitions(lake: Lake, clock: Clock, instance: DagsterInstance) -> list[Microseconds]:
+    """Add partitions for the first hours of logs that can be copied by now, and return the hours (start, µs).
+
+    They appear by time, not by a commit.
+    """
+    due = hourly.list_due_hours(lake, clock, MAX_HOURS)
     if due:
-        instance.add_dynamic_partitions(_partitions_name(HOUR_PARTITIONS), due)
+        instance.add_dynamic_partitions(_partitions_name(HOUR_PARTITIONS), [*map(partition_from_hour_us, due)])
+    return due
 
 
 def _partitions_in_report_order(
@@ -296,6 +304,15 @@ def _sync_partitions(
         definition = _PARTITIONS_BY_ASSET.get(asset)
         if definition is not None:
             _add_missing_partitions(instance, _partitions_name(definition), partitions, summary)
+
+
+def _remove_old_hours(instance: DagsterInstance, since_us: Microseconds, summary: SyncSummary) -> None:
+    """Remove the partitions of hours that begin before `since_us` (µs)."""
+    name, first = _partitions_name(HOUR_PARTITIONS), partition_from_hour_us(since_us)
+    # The names of hours sort by time.
+    for partition in sorted(key for key in instance.get_dynamic_partitions(name) if key < first)[:MAX_PARTITIONS]:
+        instance.delete_dynamic_partition(name, partition)
+        summary.removed.append(partition)
 
 
 def _verify_removed(lake: Lake, instance: DagsterInstance, partitions: list[str], summary: SyncSummary) -> list[str]:

@@ -13,8 +13,8 @@ import pyarrow as pa
 from dagster import AssetKey
 
 from cdc_platform.cdclog import log_table, read_logged_tables, rebuilt_table
-from cdc_platform.clock import us_from_datetime
-from cdc_platform.delta import Lake, provenance, read_newest_versions, row_hash
+from cdc_platform.clock import Microseconds, datetime_from_us, us_from_datetime
+from cdc_platform.delta import Filter, Lake, provenance, read_newest_versions, row_hash
 from cdc_platform.errors import PlatformError
 from cdc_platform.home_location import HomeLocation
 from cdc_platform.scylla import ScyllaCluster, registry
@@ -105,8 +105,8 @@ def iterate_generation_partitions(names: GenerationNames, contents: GenerationDi
             )
 
 
-def iterate_other_partitions(lake: Lake) -> Iterator[StoredPartition]:
-    """Yield the stored partitions that belong to no generation."""
+def iterate_other_partitions(lake: Lake, hours_since_us: Microseconds = Microseconds(0)) -> Iterator[StoredPartition]:
+    """Yield the stored partitions that belong to no generation, without hours from before `hours_since_us` (µs)."""
     for table in UNPARTITIONED_TABLES:
         yield StoredPartition(
             asset_key_from_table(table),
@@ -118,7 +118,11 @@ def iterate_other_partitions(lake: Lake) -> Iterator[StoredPartition]:
         columns = ("keyspace_name", "table_name")
         yield from _partitions_by_columns(lake, table, columns, lambda values: ".".join(map(str, values)))
     yield from _partitions_by_columns(
-        lake, CONSUMED_HOURS, ("hour",), lambda values: partition_from_hour_us(us_from_datetime(values[0]))
+        lake,
+        CONSUMED_HOURS,
+        ("hour",),
+        lambda values: partition_from_hour_us(us_from_datetime(values[0])),
+        [("hour", ">=", datetime_from_us(hours_since_us))],
     )
     for schema in read_logged_tables(lake):
         log = log_table(schema)
@@ -198,9 +202,13 @@ def group_by_asset(partitions: Iterator[StoredPartition]) -> Mapping[AssetKey, l
 
 
 def _partitions_by_columns(
-    lake: Lake, table: Table, columns: tuple[str, ...], named: Callable[[tuple[Any, ...]], str]
+    lake: Lake,
+    table: Table,
+    columns: tuple[str, ...],
+    named: Callable[[tuple[Any, ...]], str],
+    filters: Sequence[Filter] = (),
 ) -> Iterator[StoredPartition]:
-    rows = lake.read(table)
+    rows = lake.read(table, filters=filters)
     digests = row_hash.digest_rows(rows, columns, lake.digest_rule(table))
     for values in sorted(set(zip(*(rows[name].to_pylist() for name in columns), strict=True))):
         where = dict(zip(columns, values, strict=True))

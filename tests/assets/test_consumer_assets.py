@@ -24,6 +24,7 @@ from dagster import (
     RunRequest,
     SkipReason,
     TableMetadataValue,
+    build_sensor_context,
 )
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +40,7 @@ from cdc_platform.cdclog.dataframe import get_stream_lookup
 from cdc_platform.cdclog.schema import GENERATION, typed_writes_schema
 from cdc_platform.checks import HOURS_HOLD_ROWS_ONCE, HOURS_MATCH_LOG
 from cdc_platform.checks.invariants import HOUR_INVARIANTS
-from cdc_platform.clock import ONE_US, Clock, Microseconds, datetime_from_us, format_us, parse_time_us
+from cdc_platform.clock import ONE_US, Clock, Microseconds, datetime_from_us, format_us, parse_time_us, us_from_ms
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
 from cdc_platform.delta import Lake
@@ -53,6 +54,8 @@ from cdc_platform.tables import CONSUMED_HOURS, CONSUMERS, GENERATION_TIMESTAMPS
 from cdc_platform.timeline.vnodes import VnodeStreams
 from cdc_platform_assets.log.hourly import HOURS_JOB, MAX_HOUR_REQUESTS, hourly_logs, request_scheduled_hours
 from cdc_platform_assets.partitions import HOURS_NAME
+from cdc_platform_resources.clock import ClockResource
+from cdc_platform_resources.home import HomeResource
 
 HOUR = 3_600_000_000
 NOON, ONE, TWO, THREE = (parse_time_us(f"2026-01-31T{hour}:00:00Z") for hour in (12, 13, 14, 15))
@@ -533,3 +536,28 @@ def test_any_rows_and_any_hours(template: Path, rows: list[int], hours: list[int
         whole = [NOON + index * HOUR for index in range(3)]
         first_gap = next((hour for hour in whole if hour not in expected), THREE)
         assert position(lake) == (START_US - 1 if first_gap == NOON else first_gap - 1)
+
+
+def tick_catalogue(instance: DagsterInstance) -> Sequence[str]:
+    """Tick the catalogue sensor, and return the hours that have partitions then."""
+    repository = defs.get_repository_def()
+    resources = {"home": HomeResource(), "clock": ClockResource()}
+    with build_sensor_context(instance=instance, repository_def=repository, resources=resources) as context:
+        repository.get_sensor_def("catalogue").evaluate_tick(context)
+    return instance.get_dynamic_partitions(HOURS_NAME)
+
+
+@pytest.mark.parametrize("copied", [(NOON, ONE, TWO), (ONE, TWO)], ids=["all", "all-but-the-first"])
+def test_old_hours_leave_dagster_and_stay_in_the_tables(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, copied: Sequence[Microseconds]
+) -> None:
+    """Dagster has the hours of the retention, and since the first hour that still has to be copied."""
+    for hour_us in copied:
+        hourly.copy_hour(lake, Clock(READABLE_US), hourly.select_logs_to_copy(lake, Clock(READABLE_US)), hour_us)
+    with DagsterInstance.ephemeral() as instance:
+        assert tick_catalogue(instance) == [partition(hour_us) for hour_us in (NOON, ONE, TWO)]
+        stand(Microseconds(TWO + us_from_ms(Settings().dagster_retention_ms)), monkeypatch)
+        hours = tick_catalogue(instance)
+        assert hours[0] == partition(TWO if NOON in copied else NOON)
+        assert set(tick_catalogue(instance)) == set(hours)
+    assert set(lake.read(CONSUMED_HOURS)["hour"].to_pylist()) == {datetime_from_us(hour_us) for hour_us in copied}

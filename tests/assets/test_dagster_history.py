@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from dagster import (
@@ -28,6 +29,7 @@ from cdc_platform_assets import dagster_history
 from cdc_platform_assets.catalog_sync.check_results import read_newest_results
 from cdc_platform_assets.dagster_history import TrimmedRuns, trim_runs
 from cdc_platform_assets.run_requests import UNFINISHED_STATUSES
+from cdc_platform_assets.storage_checks import STORAGE_CHECKED_ASSETS
 
 NOW = datetime(2027, 1, 1, tzinfo=UTC)
 """Later than any run here by more than a retention of ninety days."""
@@ -56,32 +58,28 @@ def log(instance: DagsterInstance, run_id: str, event: DagsterEvent) -> None:
     instance.store_event(entry)
 
 
-def materialized(instance: DagsterInstance, run_id: str, partition: str | None) -> None:
+def materialized(instance: DagsterInstance, run_id: str, partition: str | None, asset: AssetKey = ASSET) -> None:
     """Add a run that materialized a partition."""
     instance.report_dagster_event(
         DagsterEvent(
             DagsterEventType.ASSET_MATERIALIZATION.value,
             "some_job",
-            event_specific_data=_materialization(partition),
+            event_specific_data=StepMaterializationData(AssetMaterialization(asset, partition=partition), []),
         ),
         run_id=add_run(instance, run_id),
     )
 
 
-def _materialization(partition: str | None) -> StepMaterializationData:
-    return StepMaterializationData(AssetMaterialization(ASSET, partition=partition), [])
-
-
-def observed(instance: DagsterInstance, run_id: str, partition: str | None) -> None:
+def observed(instance: DagsterInstance, run_id: str, partition: str | None, asset: AssetKey = ASSET) -> None:
     """Add a run that observed a partition."""
-    data = AssetObservationData(AssetObservation(ASSET, partition=partition))
+    data = AssetObservationData(AssetObservation(asset, partition=partition))
     event = DagsterEvent(DagsterEventType.ASSET_OBSERVATION.value, "some_job", event_specific_data=data)
     instance.report_dagster_event(event, run_id=add_run(instance, run_id))
 
 
-def checked(instance: DagsterInstance, run_id: str, partition: str | None) -> None:
+def checked(instance: DagsterInstance, run_id: str, partition: str | None, asset: AssetKey = ASSET) -> None:
     """Add a run that checked a partition."""
-    result = AssetCheckEvaluation(ASSET, CHECK, passed=True, metadata={}, partition=partition)
+    result = AssetCheckEvaluation(asset, CHECK, passed=True, metadata={}, partition=partition)
     event = DagsterEvent(DagsterEventType.ASSET_CHECK_EVALUATION.value, "some_job", event_specific_data=result)
     instance.report_dagster_event(event, run_id=add_run(instance, run_id))
 
@@ -131,6 +129,27 @@ def test_the_catalogue_shows_the_same(instance: DagsterInstance) -> None:
     assert trim_runs(instance, RETENTION, None, now=NOW).removed == 8
     assert read_catalogue() == before
     assert runs(instance) == ["c4", "c5", "m4", "m5"]
+
+
+@pytest.mark.parametrize("kind", [materialized, observed, checked], ids=lambda kind: kind.__name__)
+def test_a_run_goes_with_its_partition(instance: DagsterInstance, kind: Any) -> None:
+    """For every partitioned asset: a removed generation, table or hour shows nowhere, so its runs go."""
+    partitioned = {
+        asset: definition.name
+        for asset, (_, definition) in STORAGE_CHECKED_ASSETS.items()
+        if definition is not None and definition.name is not None
+    }
+    assert len(set(partitioned.values())) >= 5
+    for name in set(partitioned.values()):
+        instance.add_dynamic_partitions(name, ["exists", "goes"])
+    for asset in partitioned:
+        for partition in ("exists", "goes"):
+            kind(instance, f"{asset.path[-1]}-{partition}", partition, asset)
+    assert trim_runs(instance, RETENTION, None, now=NOW) == TrimmedRuns(0, 2 * len(partitioned))
+    for name in set(partitioned.values()):
+        instance.delete_dynamic_partition(name, "goes")
+    assert trim_runs(instance, RETENTION, None, now=NOW) == TrimmedRuns(len(partitioned), len(partitioned))
+    assert runs(instance) == sorted(f"{asset.path[-1]}-exists" for asset in partitioned)
 
 
 @pytest.mark.parametrize("status", UNFINISHED, ids=str)
