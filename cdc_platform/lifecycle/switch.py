@@ -227,7 +227,7 @@ def _change_register(lake: Lake, transition: Callable[[list[GenerationSwitch]], 
     result: list[GenerationSwitch] = []
 
     def rule(rows: pa.Table) -> pa.Table | None:
-        known = [switches.switch_from_row(row) for row in rows.to_pylist()]
+        known = switches.parse_switches(rows)
         switch = transition(known)
         result[:] = [switch]
         if switch in known:
