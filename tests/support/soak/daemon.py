@@ -88,14 +88,16 @@ class Daemon:
 
     def end_lost_runs(self) -> None:
         """End the runs of a killed process and free their pools, as run monitoring does."""
-        for run in self._instance.get_runs(RunsFilter(statuses=_LOST_STATUSES)):
-            self._instance.report_run_failed(run, "the process of this run is gone")
-            self._instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
-            self.counts["runs lost"] += 1
-            self._notify(run.run_id)
+        with self._tolerated("monitoring of runs"):
+            for run in self._instance.get_runs(RunsFilter(statuses=_LOST_STATUSES)):
+                self._instance.report_run_failed(run, "the process of this run is gone")
+                self._instance.event_log_storage.free_concurrency_slots_for_run(run.run_id)
+                self.counts["runs lost"] += 1
+                self._notify(run.run_id)
 
     def tick_schedules(self, after: float, until: float) -> int:
         """Tick each schedule that was due between two times (s since 1970), once; return the number of runs."""
+        self.end_lost_runs()
         runs = 0
         for schedule in self._schedules:
             due = schedule_execution_time_iterator(until, schedule.cron_schedule, "UTC", ascending=False)
@@ -141,17 +143,17 @@ class Daemon:
                 if not self.tolerates_errors:
                     raise AssertionError(f"{job} of {request.partition_key} failed without a fault: {_reason(result)}")
             return result.success
-        self.end_lost_runs()
         return False
 
     def _run_all(self, job: str, requests: list[RunRequest]) -> int:
         runs = 0
         for request in requests:
             name = request.job_name or job
-            if self._is_known(request):
-                continue
-            if not self._before_run(name, request):
-                self.run(name, request)
+            with self._tolerated(f"request of {name}"):
+                if self._is_known(request):
+                    continue
+                if not self._before_run(name, request):
+                    self.run(name, request)
             runs += 1
         return runs
 
@@ -205,11 +207,12 @@ class Daemon:
 
     def _notify(self, run_id: str) -> None:
         """Tick the sensors of ended runs."""
-        run = self._instance.get_run_by_id(run_id)
-        for sensor in self._observers if run is not None else ():
-            if run is not None and sensor._run_status is run.status:
-                with self._tolerated(f"tick of {sensor.name}"):
-                    _observe(sensor, self._instance, run)
+        with self._tolerated("reading an ended run"):
+            run = self._instance.get_run_by_id(run_id)
+            for sensor in self._observers if run is not None else ():
+                if run is not None and sensor._run_status is run.status:
+                    with self._tolerated(f"tick of {sensor.name}"):
+                        _observe(sensor, self._instance, run)
 
     @contextmanager
     def _tolerated(self, what: str) -> Iterator[None]:

@@ -188,6 +188,7 @@ class Life:
     def _measure(self) -> dict[str, float]:
         lake_files, lake_bytes = _measure_folder(self._home.path / "lake")
         dagster_files, dagster_bytes = _measure_folder(self._home.dagster)
+        home_files, home_bytes = _measure_folder(self._home.path)
         temporary_files, temporary_bytes = _measure_folder(Path(os.environ["TMPDIR"]))
         return {
             "hour": self._soak.hour,
@@ -196,6 +197,8 @@ class Life:
             "lake_bytes": lake_bytes,
             "dagster_files": dagster_files,
             "dagster_bytes": dagster_bytes,
+            "other_files": home_files - lake_files - dagster_files,
+            "other_bytes": home_bytes - lake_bytes - dagster_bytes,
             "temporary_files": temporary_files,
             "temporary_bytes": temporary_bytes,
             "memory_bytes": _resident_bytes(),

@@ -11,12 +11,20 @@ import matplotlib.pyplot as plt
 
 MEGABYTE = 1 << 20
 PANELS = (
-    ("Files", (("lake_files", "lake", 1), ("dagster_files", "Dagster's storage", 1))),
+    (
+        "Files",
+        (
+            ("lake_files", "lake", 1),
+            ("dagster_files", "Dagster's storage", 1),
+            ("other_files", "plots and other files of the home", 1),
+        ),
+    ),
     (
         "MiB",
         (
             ("lake_bytes", "lake", MEGABYTE),
             ("dagster_bytes", "Dagster's storage", MEGABYTE),
+            ("other_bytes", "plots and other files of the home", MEGABYTE),
             ("temporary_bytes", "temporary folders", MEGABYTE),
         ),
     ),
