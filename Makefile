@@ -74,8 +74,8 @@ simulate: .venv ## random histories of generation switches until Ctrl-C; those t
 	@PYTHONPATH=tests $(BIN)/python -m support.simulate_forever
 
 .PHONY: soak
-soak: .venv ## a share of a year of a platform with faults, SHARE=0.1; figures and a picture in build/soak
-	@PYTHONPATH=tests $(BIN)/python -m support.soak.year --share $(or $(SHARE),0.1) build/soak
+soak: .venv ## a share of a year of a platform with faults, SHARE=0.1; figures and a picture in build/soak; SOAK=options
+	@PYTHONPATH=tests $(BIN)/python -m support.soak.year --share $(or $(SHARE),0.1) $(SOAK) build/soak
 	@PYTHONPATH=tests $(BIN)/python -m support.soak.plot build/soak/soak.json build/soak/soak.svg
 
 .PHONY: up

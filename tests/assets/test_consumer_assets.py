@@ -556,7 +556,7 @@ def test_old_hours_leave_dagster_and_stay_in_the_tables(
         hourly.copy_hour(lake, Clock(READABLE_US), hourly.select_logs_to_copy(lake, Clock(READABLE_US)), hour_us)
     with DagsterInstance.ephemeral() as instance:
         assert tick_catalogue(instance) == [partition(hour_us) for hour_us in (NOON, ONE, TWO)]
-        stand(Microseconds(TWO + us_from_ms(Settings().dagster_retention_ms)), monkeypatch)
+        stop_clock(Microseconds(TWO + us_from_ms(Settings().dagster_retention_ms)), monkeypatch)
         hours = tick_catalogue(instance)
         assert hours[0] == partition(TWO if NOON in copied else NOON)
         assert set(tick_catalogue(instance)) == set(hours)

@@ -119,12 +119,20 @@ def main() -> None:
     parser.add_argument("--tick-hours", type=int, default=1, help="hours between two rounds of ticks")
     parser.add_argument("--dagster-every", type=int, default=1, help="Dagster runs one in so many joins and hours")
     parser.add_argument("--joins-per-day", type=float, default=Plan.joins_per_day)
+    parser.add_argument("--fault-share", type=float, default=Plan.fault_share, help="the share of hours with a fault")
     parser.add_argument("folder", type=Path, help="a folder for soak.log, with a line for each hour, and soak.json")
     parser.add_argument("plan", nargs="?", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.inside:
         sys.exit(_run_inside(options.folder, Plan(**json.loads(options.plan))))
-    plan = Plan(options.share, options.seed, options.tick_hours, options.dagster_every, options.joins_per_day)
+    plan = Plan(
+        options.share,
+        options.seed,
+        options.tick_hours,
+        options.dagster_every,
+        options.joins_per_day,
+        options.fault_share,
+    )
     with tempfile.TemporaryDirectory(prefix="soak-") as temporary:
         options.folder.mkdir(parents=True, exist_ok=True)
         soak = run_soak(Path(temporary) / "soak", plan, options.folder.resolve() / "soak.log")
