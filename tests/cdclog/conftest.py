@@ -19,13 +19,13 @@ from cdc_platform.settings import Settings
 
 @pytest.fixture(scope="session")
 def streams_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with one published generation; made once and only looked at."""
+    """Create a home with one published generation, once for all tests, which only read it."""
     return home_with_generations(tmp_path_factory.mktemp("streams"), {ID: parse_time_ms(SINCE)})
 
 
 @pytest.fixture
 def rehearsed(streams_home: Path) -> Rehearse:
-    """Run a script on the home, at NOW unless another time is said."""
+    """Return a function that runs a script on the home, at NOW unless another time is given."""
 
     def on_home(text: str, *, at: str = NOW, settings: Settings | None = None, **how: Any) -> ScriptResult:
         return dry_run_script(
@@ -37,11 +37,14 @@ def rehearsed(streams_home: Path) -> Rehearse:
 
 @pytest.fixture
 def accepted(rehearsed: Rehearse) -> Accepted:
-    """As `rehearsed`, for scripts in which everything is accepted; what every test relies on is asserted on the way."""
+    """Like `rehearsed`, for scripts whose statements are all accepted.
+
+    Also asserts that each log replays to its table.
+    """
 
     def checked(text: str, **how: Any) -> list[StatementOutcome]:
         result = rehearsed(text, **how)
-        assert [(each.statement.text, str(each.error)) for each in result.outcomes if each.error] == []
+        assert [(outcome.statement.text, str(outcome.error)) for outcome in result.outcomes if outcome.error] == []
         for table in result.tables:
             assert table.replayed is None or table.replayed == table.base
         return result.outcomes

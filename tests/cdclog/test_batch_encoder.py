@@ -1,4 +1,4 @@
-"""Typed writes in columns have the log rows that the same writes have one by one."""
+"""Typed writes in columns have the same log rows as single writes."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ NUMBERED = ("cdc$time", WRITTEN_AT)
 
 
 def _streams(keys: pa.Array, timestamps: pa.Array) -> pa.Array:
-    """The key and the time as a stream, to see that both arrive."""
+    """Return the key and the time as a stream, to show that both are passed."""
     ids = [
         bytes(key.as_py())[:8].ljust(8, b"\xff") + when.as_py().to_bytes(8, "big")
         for key, when in zip(keys, timestamps, strict=True)
@@ -67,14 +67,14 @@ def _stream(schema: TableSchema, mutation: Mutation, timestamp: int) -> bytes:
 
 @st.composite
 def _column(draw: st.DrawFn, column: Column, timestamp: Microseconds, ttl: int) -> tuple[dict[str, Any], Any]:
-    """What one write does to a column: its typed columns, and the same as a change; nothing for ({}, None)."""
+    """Draw what one write does to a column: its typed columns, and the same as a change; ({}, None) for nothing."""
     name, kind = column.name, column.type
     if not kind.multicell:
-        how = draw(st.sampled_from(["not", "dead", "live"]))
-        if how == "live":
+        state = draw(st.sampled_from(["not", "dead", "live"]))
+        if state == "live":
             value = draw(values(kind))
             return {name: to_arrow_value(kind, value)}, Cell(timestamp, value, ttl)
-        return ({f"cdc$deleted_{name}": True}, Cell(timestamp, dead=True)) if how == "dead" else ({}, None)
+        return ({f"cdc$deleted_{name}": True}, Cell(timestamp, dead=True)) if state == "dead" else ({}, None)
     overwritten = draw(st.booleans())
     keys = _keys(kind)
     live, dead = draw(st.sets(keys, max_size=2)), draw(st.sets(keys, max_size=2))
@@ -93,7 +93,9 @@ def _column(draw: st.DrawFn, column: Column, timestamp: Microseconds, ttl: int) 
     if isinstance(kind, SetType):
         typed[name] = ordered or None
     elif isinstance(kind, UserType):
-        typed[name] = {field: elements[at].value for at, (field, _) in enumerate(kind.fields) if at in live} or None
+        typed[name] = {
+            field: elements[index].value for index, (field, _) in enumerate(kind.fields) if index in live
+        } or None
     else:
         typed[name] = [
             (str(key) if isinstance(kind, ListType) else key, elements[key].value) for key in ordered
@@ -121,9 +123,9 @@ def _inner(kind: Any, key: Any) -> st.SearchStrategy[Any]:
 
 @st.composite
 def _writes(draw: st.DrawFn, schema: TableSchema) -> tuple[dict[str, Any], Mutation]:
-    """One typed write, and the same as a mutation."""
+    """Draw one typed write, and the same write as a mutation."""
     timestamp, ttl = Microseconds(draw(st.integers(EPOCH_US, EPOCH_US + 3))), draw(st.sampled_from([0, 0, 5]))
-    # A key without a byte is none.
+    # An empty key is invalid.
     partition = tuple(draw(values(column.type).filter(lambda value: value != "")) for column in schema.partition_key)
     clustering = tuple(draw(values(column.type)) for column in schema.clustering_key)
     typed: dict[str, Any] = {"timestamp": timestamp, "ttl": ttl or draw(st.sampled_from([None, 0]))}
@@ -150,15 +152,15 @@ def _writes(draw: st.DrawFn, schema: TableSchema) -> tuple[dict[str, Any], Mutat
 
 
 def _typed_range(schema: TableSchema, tombstone: RangeTombstone) -> dict[str, Any]:
-    """The columns of a range as a typed write has them."""
-    found: dict[str, Any] = {"operation": 6 if tombstone.start and not tombstone.start.inclusive else 5}
+    """Return the columns of a range in a typed write."""
+    columns: dict[str, Any] = {"operation": 6 if tombstone.start and not tombstone.start.inclusive else 5}
     if tombstone.start is not None:
-        found |= {key.name: value for key, value in zip(schema.clustering_key, tombstone.start.prefix, strict=False)}
+        columns |= {key.name: value for key, value in zip(schema.clustering_key, tombstone.start.prefix, strict=False)}
     if tombstone.end is not None:
-        found["cdc$range_end"] = 7 if tombstone.end.inclusive else 8
-        named = zip(schema.clustering_key, tombstone.end.prefix, strict=False)
-        found |= {f"cdc$range_end_{key.name}": value for key, value in named}
-    return found
+        columns["cdc$range_end"] = 7 if tombstone.end.inclusive else 8
+        end_columns = zip(schema.clustering_key, tombstone.end.prefix, strict=False)
+        columns |= {f"cdc$range_end_{key.name}": value for key, value in end_columns}
+    return columns
 
 
 def _batch(schema: TableSchema, typed: list[dict[str, Any]]) -> pa.RecordBatch:
@@ -177,7 +179,7 @@ batches = st.sampled_from(OPTIONS).flatmap(
 def test_columns_and_single_writes_have_the_same_rows(
     case: tuple[TableSchema, list[tuple[dict[str, Any], Mutation]]],
 ) -> None:
-    """Any table, any mixture of writes in a batch: row for row, but for the low half of cdc$time."""
+    """For any table and any mixture of writes, the rows are equal except for the low half of cdc$time."""
     schema, writes = case
     batch = encode_log_batch(schema, _batch(schema, [typed for typed, _ in writes]), _streams)
     assert batch.schema.equals(log_table(schema).schema, check_metadata=False)
@@ -187,10 +189,10 @@ def test_columns_and_single_writes_have_the_same_rows(
         for part in encode_mutation(mutation)
         for row in part.in_stream(_stream(schema, mutation, part.timestamp))
     ]
-    found = list(log_rows_from_arrow(schema, batch))
-    assert [_plain(row) for row in found] == [_plain(row) for row in expected]
+    actual = list(log_rows_from_arrow(schema, batch))
+    assert [_plain(row) for row in actual] == [_plain(row) for row in expected]
     assert (
-        log_rows_to_arrow(schema, found).to_pylist()
+        log_rows_to_arrow(schema, actual).to_pylist()
         == pa.Table.from_batches([batch], log_rows_to_arrow(schema, []).schema).to_pylist()
     )
 
@@ -213,25 +215,29 @@ IMAGED = [
 def test_images_are_those_of_the_same_writes_one_by_one(
     case: tuple[TableSchema, list[tuple[dict[str, Any], Mutation]]], before: int
 ) -> None:
-    """In one partition each sees what was before the batch, writes of earlier times, and those in front at its own."""
+    """An image shows the partition's earlier state, writes of earlier times, and earlier writes at the same time."""
     schema, writes = case
-    one = writes[0][1].partition_key
-    named = dict(zip((column.name for column in schema.partition_key), one, strict=True))
-    given = [(typed | named, replace(mutation, partition_key=one)) for typed, mutation in writes]
-    state = merge_mutations([mutation for _, mutation in given[:before]]) if given[:before] else None
-    key = schema.partition_bytes(one)
-    batch = _batch(schema, [typed for typed, _ in given[before:]])
-    found = list(log_rows_from_arrow(schema, encode_batch_with_images(schema, batch, _streams, {key: state}.get)))
-    expected: list[list[Any]] = [[] for _ in given[before:]]
-    for place in sorted(range(len(expected)), key=lambda place: given[before + place][0]["timestamp"]):
-        typed, mutation = given[before + place]
+    key_values = writes[0][1].partition_key
+    partition_columns = dict(zip((column.name for column in schema.partition_key), key_values, strict=True))
+    partition_writes = [
+        (typed | partition_columns, replace(mutation, partition_key=key_values)) for typed, mutation in writes
+    ]
+    state = (
+        merge_mutations([mutation for _, mutation in partition_writes[:before]]) if partition_writes[:before] else None
+    )
+    key = schema.partition_bytes(key_values)
+    batch = _batch(schema, [typed for typed, _ in partition_writes[before:]])
+    actual = list(log_rows_from_arrow(schema, encode_batch_with_images(schema, batch, _streams, {key: state}.get)))
+    expected: list[list[Any]] = [[] for _ in partition_writes[before:]]
+    for index in sorted(range(len(expected)), key=lambda index: partition_writes[before + index][0]["timestamp"]):
+        typed, mutation = partition_writes[before + index]
         for part in encode_mutation(mutation, state, now_us=typed["timestamp"]):
-            expected[place] += part.in_stream(_stream(schema, mutation, part.timestamp))
+            expected[index] += part.in_stream(_stream(schema, mutation, part.timestamp))
         state = mutation if state is None else merge_mutations([state, mutation])
-    assert [_plain(row) for row in found] == [_plain(row) for rows in expected for row in rows]
+    assert [_plain(row) for row in actual] == [_plain(row) for rows in expected for row in rows]
     plain = TableSchema("ks", "t", schema.columns, CdcOptions(enabled=True))
     deltas = {row["cdc$time"] for row in log_rows_from_arrow(plain, encode_log_batch(plain, batch, _streams))}
-    assert {row["cdc$time"] for row in found} == deltas
+    assert {row["cdc$time"] for row in actual} == deltas
 
 
 def _plain(row: dict[str, Any]) -> dict[str, Any]:
@@ -240,27 +246,27 @@ def _plain(row: dict[str, Any]) -> dict[str, Any]:
 
 @given(batches)
 def test_cdc_time_belongs_to_one_write(case: tuple[TableSchema, list[tuple[dict[str, Any], Mutation]]]) -> None:
-    """Rows of one write share it, no two writes do, and it depends on no write of another partition or time."""
+    """Rows of one write share it, no two writes do, and it is independent of writes to other partitions or times."""
     schema, writes = case
     batch = _batch(schema, [typed for typed, _ in writes])
     rows = list(log_rows_from_arrow(schema, encode_log_batch(schema, batch, _streams)))
     alone = [
-        list(log_rows_from_arrow(schema, encode_log_batch(schema, batch.slice(place, 1), _streams)))
-        for place in range(len(writes))
+        list(log_rows_from_arrow(schema, encode_log_batch(schema, batch.slice(index, 1), _streams)))
+        for index in range(len(writes))
     ]
     ends = np.cumsum([0, *(len(part) for part in alone)])
     assert len(rows) == ends[-1]
-    found = [rows[begin:end] for begin, end in pairwise(ends)]
+    by_write = [rows[begin:end] for begin, end in pairwise(ends)]
     places = [(mutation.partition_key, typed["timestamp"]) for typed, mutation in writes]
     times: dict[Any, list[Any]] = {}
-    for place, mine, by_itself in zip(places, found, alone, strict=True):
-        assert len({row["cdc$time"] for row in mine}) <= 1
-        assert [_plain(row) for row in mine] == [_plain(row) for row in by_itself]
-        if places.count(place) == 1:
-            assert mine == by_itself
-        times.setdefault(place, []).extend(row["cdc$time"] for row in mine[:1])
-    for each in times.values():
-        assert each == sorted(set(each), key=timeuuid_sort_key)
+    for index, rows_of_write, by_itself in zip(places, by_write, alone, strict=True):
+        assert len({row["cdc$time"] for row in rows_of_write}) <= 1
+        assert [_plain(row) for row in rows_of_write] == [_plain(row) for row in by_itself]
+        if places.count(index) == 1:
+            assert rows_of_write == by_itself
+        times.setdefault(index, []).extend(row["cdc$time"] for row in rows_of_write[:1])
+    for write_times in times.values():
+        assert write_times == sorted(set(write_times), key=timeuuid_sort_key)
 
 
 SIMPLE = TableSchema(
@@ -304,8 +310,8 @@ GOOD = {"operation": 1, "timestamp": ALWAYS, "p": 1, "k": 2, "v": "x"}
         ({"timestamp": -5}, "no known generation"),
     ],
 )
-def test_writes_that_no_table_can_have_are_refused(wrong: dict[str, Any], said: str) -> None:
-    """Before anything is made of the batch; the error says what, and of how many."""
+def test_invalid_writes_are_refused(wrong: dict[str, Any], said: str) -> None:
+    """The error names what is wrong, and in how many writes; nothing of the batch is encoded."""
 
     def after_1970(keys: pa.Array, timestamps: pa.Array) -> pa.Array:
         return pa.array([None if when < 0 else bytes(16) for when in timestamps.to_pylist()], pa.binary())
@@ -330,13 +336,21 @@ def test_writes_that_no_table_can_have_are_refused(wrong: dict[str, Any], said: 
         ("duration", ["1y2mo", "-3d"], ["", "1x", "3"]),
     ],
 )
-def test_values_are_those_of_their_type(kind: str, good: list[Any], wrong: list[Any]) -> None:
-    """As values, keys of the clustering, and in collections, user types and tuples; the error names the column."""
-    of = get_scalar_type(kind)
-    columns = [Column("p", INT, "partition"), Column("v", of), Column("l", ListType(of)), Column("m", MapType(INT, of))]
-    columns += [Column("u", UserType("ks", "ut", (("a", INT), ("b", of)))), Column("f", TupleType((INT, of)))]
+def test_values_must_fit_their_type(kind: str, good: list[Any], wrong: list[Any]) -> None:
+    """As values, clustering keys, and in collections, user types and tuples; the error names the column."""
+    value_type = get_scalar_type(kind)
+    columns = [
+        Column("p", INT, "partition"),
+        Column("v", value_type),
+        Column("l", ListType(value_type)),
+        Column("m", MapType(INT, value_type)),
+    ]
+    columns += [
+        Column("u", UserType("ks", "ut", (("a", INT), ("b", value_type)))),
+        Column("f", TupleType((INT, value_type))),
+    ]
     schema = TableSchema("ks", "t", tuple(columns), CdcOptions(enabled=True))
-    ways: list[tuple[str, Callable[[Any], Any]]] = [
+    columns_and_wrappers: list[tuple[str, Callable[[Any], Any]]] = [
         ("v", lambda value: value),
         ("l", lambda value: [(UUID_TEXT, value)]),
         ("m", lambda value: [(1, value)]),
@@ -344,10 +358,10 @@ def test_values_are_those_of_their_type(kind: str, good: list[Any], wrong: list[
         ("f", lambda value: {"_1": 1, "_2": value}),
     ]
     fields = typed_writes_schema(schema)
-    for name, put in ways:
+    for name, wrap in columns_and_wrappers:
         for value in [*good, *wrong]:
             write = {"operation": 1, "timestamp": ALWAYS, "p": 1}
-            rows = [write, write | {name: put(value)}]
+            rows = [write, write | {name: wrap(value)}]
             batch = pa.RecordBatch.from_pylist(rows, schema=fields)
             if value in good:
                 assert len(encode_log_batch(schema, batch, _streams)) >= 1
@@ -356,31 +370,31 @@ def test_values_are_those_of_their_type(kind: str, good: list[Any], wrong: list[
                 encode_log_batch(schema, batch, _streams)
 
 
-def test_a_partition_key_has_bytes_and_not_too_many() -> None:
-    """As CQL has it: at least one, at most 65,535."""
+def test_a_partition_key_has_1_to_65535_bytes() -> None:
+    """CQL requires at least one byte and at most 65,535."""
     schema = TableSchema("ks", "t", (Column("p", TEXT, "partition"), Column("v", INT)), SIMPLE.cdc)
     write = {"operation": 2, "timestamp": ALWAYS, "p": "x" * 65_535}
     assert len(encode_log_batch(schema, _batch(schema, [write]), _streams)) == 1
-    for key, said in (("", "empty partition key"), ("x" * 65_536, "65536 bytes")):
-        with pytest.raises(InputError, match=said):
+    for key, message in (("", "empty partition key"), ("x" * 65_536, "65536 bytes")):
+        with pytest.raises(InputError, match=message):
             encode_log_batch(schema, _batch(schema, [write, write | {"p": key}]), _streams)
 
 
 def test_a_null_element_is_refused() -> None:
-    """There is none in CQL's collections."""
+    """CQL's collections contain no null."""
     with pytest.raises(InputError, match="column m: 1 elements are null"):
         encode_log_batch(SIMPLE, _batch(SIMPLE, [GOOD | {"m": [(1, None)]}]), _streams)
 
 
 def test_a_table_without_clustering_columns_has_no_row_deletes() -> None:
-    """Its row is its partition, as CQL has it."""
+    """Its row is its partition, as in CQL."""
     schema = TableSchema("ks", "t", (SIMPLE.columns[0], Column("v", INT)), SIMPLE.cdc)
     with pytest.raises(InputError, match="no clustering column"):
         encode_log_batch(schema, _batch(schema, [{"operation": 3, "timestamp": ALWAYS, "p": 1}]), _streams)
 
 
-def test_every_column_of_the_log_has_a_place() -> None:
-    """In the log's order, with the time of the write among the first, whose bounds Delta keeps."""
+def test_every_column_of_the_log_is_encoded() -> None:
+    """Columns are in the log's order; the write's time is among the first ones, whose bounds Delta stores."""
     names = log_table(SIMPLE).schema.names
-    assert [name for name in names if name != WRITTEN_AT] == [each.name for each in get_log_columns(SIMPLE)]
+    assert [name for name in names if name != WRITTEN_AT] == [column.name for column in get_log_columns(SIMPLE)]
     assert names.index(WRITTEN_AT) < 8

@@ -1,4 +1,4 @@
-"""The join of a write's log rows into changes, judged by a model of the base table that shares no code with it."""
+"""Changes derived from a write's log rows, compared with a model of the base table that shares no code with them."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ OPTIONS = [
 
 
 def known_images(cdc: CdcOptions) -> LoggedImages:
-    """The options as those of the whole history."""
+    """Return the options as those of the whole history."""
     return LoggedImages.of([CdcOptionsSince(T, cdc)], since_creation=True)
 
 
 def arrow_form(kind: CqlType, elements: Any) -> Any:
-    """A value of the model as Arrow shows one of the base table."""
+    """Return a value of the model in Arrow's form of the base table."""
     if elements is None or not (kind.multicell or isinstance(kind, MapType | SetType | ListType | UserType)):
         return elements
     if isinstance(kind, UserType):
@@ -74,7 +74,7 @@ def arrow_form(kind: CqlType, elements: Any) -> Any:
 
 
 def expected_row(schema: TableSchema, partition: tuple, key: tuple | None, row: dict[str, Any]) -> dict[str, Any]:
-    """A row of the model with all columns."""
+    """Return a row of the model with all columns."""
     keys = dict(zip((column.name for column in schema.partition_key), partition, strict=True))
     keys |= dict(zip((column.name for column in schema.clustering_key), key or (), strict=False))
     return {
@@ -83,14 +83,14 @@ def expected_row(schema: TableSchema, partition: tuple, key: tuple | None, row: 
 
 
 def changed_row(schema: TableSchema, rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """What the delta rows of one table row wrote, column by column."""
+    """Return what the delta rows of one table row wrote, column by column."""
     result: dict[str, Any] = {}
     for column in schema.selected[len(schema.partition_key) + len(schema.clustering_key) :]:
         values = [row[column.name] for row in rows if row[column.name] is not None]
         deleted = any(row[f"cdc$deleted_{column.name}"] for row in rows)
         if not column.type.multicell:
-            shown = arrow_form(column.type, values[-1]) if values else None
-            result[column.name] = {"value": shown, "deleted": deleted} if values or deleted else None
+            arrow_value = arrow_form(column.type, values[-1]) if values else None
+            result[column.name] = {"value": arrow_value, "deleted": deleted} if values or deleted else None
             continue
         removed: list[Any] = [key for row in rows for key in row[f"cdc$deleted_elements_{column.name}"] or ()]
         if isinstance(column.type, UserType):
@@ -112,49 +112,56 @@ def changed_row(schema: TableSchema, rows: list[dict[str, Any]]) -> dict[str, An
     return result
 
 
-def key_of(schema: TableSchema, row: dict[str, Any]) -> tuple | None:
-    """The clustering key of a log row; None for a part of one."""
+def clustering_key(schema: TableSchema, row: dict[str, Any]) -> tuple | None:
+    """Return the clustering key of a log row; None if it is not complete."""
     key = tuple(row[column.name] for column in schema.clustering_key)
     return None if None in key else key
 
 
-def follow(schema: TableSchema, images: ImageModel, batch: list[Mutation], at: int, row: dict[str, Any]) -> None:
-    """Let a delta row take effect on the model."""
-    operation, known = row["cdc$operation"], [key for key in images.rows if key is not None]
+def apply_row(
+    schema: TableSchema, images: ImageModel, batch: list[Mutation], timestamp: int, row: dict[str, Any]
+) -> None:
+    """Apply a delta row to the model."""
+    operation, keys = row["cdc$operation"], [key for key in images.rows if key is not None]
     if operation in (1, 2):
-        key = key_of(schema, row)
+        key = clustering_key(schema, row)
         columns = schema.statics if key is None else schema.regulars
         written = {}
         for column in columns:
             value, deleted = row[column.name], bool(row[f"cdc$deleted_{column.name}"])
-            gone = row.get(f"cdc$deleted_elements_{column.name}") or ()
-            if value is not None or deleted or gone:
-                written[column.name] = (value, deleted, gone)
+            removed = row.get(f"cdc$deleted_elements_{column.name}") or ()
+            if value is not None or deleted or removed:
+                written[column.name] = (value, deleted, removed)
         images.tell(key, written)
     elif operation == 3:
-        images.forget([key_of(schema, row) or ()])
+        images.forget([clustering_key(schema, row) or ()])
     elif operation == 4:
-        images.forget(known)
+        images.forget(keys)
     else:
-        ranges = [each for mutation in batch for each in mutation.range_tombstones]
-        hit = {key: [each.timestamp for each in ranges if each.covers(schema, key)] for key in known}
-        images.forget([key for key, times in hit.items() if max(times, default=None) == at])
+        ranges = [tombstone for mutation in batch for tombstone in mutation.range_tombstones]
+        times_by_key = {
+            key: [tombstone.timestamp for tombstone in ranges if tombstone.covers(schema, key)] for key in keys
+        }
+        images.forget([key for key, times in times_by_key.items() if max(times, default=None) == timestamp])
 
 
-def model_of(schema: TableSchema, model: ModelPartition, batch: list[Mutation]) -> ImageModel:
-    """The rows that a batch names as they were before it."""
-    named: set[tuple | None] = {key for mutation in batch for key in (*mutation.rows, *mutation.row_tombstones)}
+def model_before(schema: TableSchema, model: ModelPartition, batch: list[Mutation]) -> ImageModel:
+    """Return the rows that a batch names, in their state before it."""
+    keys: set[tuple | None] = {key for mutation in batch for key in (*mutation.rows, *mutation.row_tombstones)}
     if not schema.clustering_key:
-        named.add(())
-    named |= {None} if any(mutation.static for mutation in batch) else set()
-    there = {key: row for key, row in model.select(Microseconds(0)).items() if key in named}
-    return ImageModel(model.types, there, None in there)
+        keys.add(())
+    keys |= {None} if any(mutation.static for mutation in batch) else set()
+    existing = {key: row for key, row in model.select(Microseconds(0)).items() if key in keys}
+    return ImageModel(model.types, existing, None in existing)
 
 
 def expected_changes(
     schema: TableSchema, images: ImageModel, batch: list[Mutation], at: int, deltas: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """The changes of one write, from its delta rows and the model around it. Values as `schema` logs them."""
+    """Return the changes of one write, from its delta rows and the model around it.
+
+    Values are those that `schema` logs.
+    """
     partition, cdc = batch[0].partition_key, schema.cdc
     touched: dict[tuple | None, set[str]] = {}
     for row in deltas:
@@ -166,24 +173,24 @@ def expected_changes(
                 or row[f"cdc$deleted_{column.name}"]
                 or row.get(f"cdc$deleted_elements_{column.name}")
             }
-            touched.setdefault(key_of(schema, row), set()).update(names)
+            touched.setdefault(clustering_key(schema, row), set()).update(names)
         elif row["cdc$operation"] == 3 or (row["cdc$operation"] == 4 and not schema.clustering_key):
-            touched[key_of(schema, row)] = {column.name for column in schema.regulars}
+            touched[clustering_key(schema, row)] = {column.name for column in schema.regulars}
     before = {key: image for key in touched if (image := images.image(key)) is not None}
     for row in deltas:
-        follow(schema, images, batch, at, row)
+        apply_row(schema, images, batch, at, row)
     after = {key: image for key in touched if (image := images.image(key)) is not None}
     result: list[dict[str, Any]] = []
     by_key: dict[tuple | None, list[dict[str, Any]]] = {}
     change: dict[str, Any]
     change: dict[str, Any]
     for number, row in enumerate(deltas):
-        operation, key = row["cdc$operation"], key_of(schema, row)
+        operation, key = row["cdc$operation"], clustering_key(schema, row)
         if operation in (1, 2):
             by_key.setdefault(key, []).append(row)
             continue
         if operation in (7, 8) and number and deltas[number - 1]["cdc$operation"] in (5, 6):
-            continue  # the end of the range before it
+            continue  # it is the end of the previous range
         if operation in (5, 6, 7, 8):
             result.append({"op": "d", "kind": "range_delete", "before": None, "before_state": "unknown"})
             continue
@@ -200,13 +207,13 @@ def expected_changes(
         change = {"op": "c" if inserted else "u", "kind": "insert" if inserted else "update"}
         change |= {"before": None, "before_state": "unknown", "after": None, "after_state": "unknown"}
         if cdc.preimage != "false":
-            own = {column.name for column in (schema.statics if key is None else schema.regulars)}
-            shown = own if cdc.preimage == "full" else touched[key]
+            all_columns = {column.name for column in (schema.statics if key is None else schema.regulars)}
+            visible = all_columns if cdc.preimage == "full" else touched[key]
             if key in before:
-                image = {name: value for name, value in before[key].items() if name in shown}
+                image = {name: value for name, value in before[key].items() if name in visible}
                 change["before"] = expected_row(schema, partition, key, image)
-                change["before_state"] = "full" if shown == own else "partial"
-                change["before_columns"] = None if shown == own else sorted(shown)
+                change["before_state"] = "full" if visible == all_columns else "partial"
+                change["before_columns"] = None if visible == all_columns else sorted(visible)
             else:
                 change["before_state"] = "absent"
         if cdc.postimage:
@@ -222,11 +229,11 @@ def expected_changes(
 
 
 def comparable(change: dict[str, Any], schema: TableSchema) -> str:
-    """A change as text: only what the model knows of it, elements in order."""
-    shown = {name: change.get(name) for name in ("op", "kind", "before", "before_state", "ttl")}
-    shown |= {"after": change.get("after"), "after_state": change.get("after_state") or "absent"}
+    """Return a change as text, with only what the model knows, and elements in order."""
+    fields = {name: change.get(name) for name in ("op", "kind", "before", "before_state", "ttl")}
+    fields |= {"after": change.get("after"), "after_state": change.get("after_state") or "absent"}
     names = change.get("before_columns")
-    shown["before_columns"] = None if names is None else sorted(names)
+    fields["before_columns"] = None if names is None else sorted(names)
     written = change.get("changes")
     if written is not None:
         written = {name: None if part is None else dict(sorted(part.items())) for name, part in sorted(written.items())}
@@ -234,17 +241,17 @@ def comparable(change: dict[str, Any], schema: TableSchema) -> str:
             for side in ("added", "removed"):
                 if part is not None and isinstance(part.get(side), list):
                     part[side] = sorted(part[side]) or None
-    shown["changes"] = written
+    fields["changes"] = written
     if change.get("op") != "d" and change.get("key") is not None:
         keys = [column.name for column in (*schema.partition_key, *schema.clustering_key)]
-        shown["key"] = [change["key"][name] for name in keys]
-        if None in shown["key"]:
-            del shown["key"]  # a static row
-    return repr(sort_maps(shown))
+        fields["key"] = [change["key"][name] for name in keys]
+        if None in fields["key"]:
+            del fields["key"]  # a static row
+    return repr(sort_maps(fields))
 
 
 def sort_maps(value: Any) -> Any:
-    """Arrow's values with maps and sets in one order; lists of pairs are maps."""
+    """Return Arrow's values with maps and sets in one order; lists of pairs are maps."""
     if isinstance(value, dict):
         return {name: sort_maps(part) for name, part in sorted(value.items())}
     if isinstance(value, list) and all(isinstance(part, tuple) for part in value):
@@ -254,7 +261,7 @@ def sort_maps(value: Any) -> Any:
 
 @given(history=st.sampled_from(OPTIONS).flatmap(histories), seed=st.integers(0, 99))
 def test_changes_are_those_of_the_model(history: tuple[TableSchema, list[list[Mutation]]], seed: int) -> None:
-    """Every change of random histories has the rows around it, whatever the log's options; none is invented."""
+    """Every change of random histories has the rows around it, whatever the log's options; there is no other change."""
     schema, batches = history
     complete = TableSchema("ks", "t", schema.columns, CdcOptions(enabled=True))
     rows: list[dict[str, Any]] = []
@@ -280,12 +287,12 @@ def test_changes_are_those_of_the_model(history: tuple[TableSchema, list[list[Mu
                     merged.rows,
                 )
             )
-            images = model_of(schema, model, batch)
+            images = model_before(schema, model, batch)
             parts = encode_mutation(merged, state, identity=identity)
             for part, delta in zip(parts, deltas, strict=True):
                 rows += part.in_stream(STREAM)
-                found = expected_changes(schema, images, batch, part.timestamp, delta.rows)
-                expected += [(str(part.rows[0]["cdc$time"]), comparable(change, schema)) for change in found]
+                model_changes = expected_changes(schema, images, batch, part.timestamp, delta.rows)
+                expected += [(str(part.rows[0]["cdc$time"]), comparable(change, schema)) for change in model_changes]
             for mutation in batch:
                 model.apply(mutation)
             state = merged if state is None else merge_mutations([state, merged])
@@ -293,8 +300,8 @@ def test_changes_are_those_of_the_model(history: tuple[TableSchema, list[list[Mu
     changes = changes_from_log(schema, log_rows_to_arrow(schema, rows), known_images(schema.cdc))
     changes.validate(full=True)
     assert changes.schema.equals(changes_schema(schema))
-    shown = [(row["cdc$time"], comparable(row, schema)) for row in changes.to_pylist()]
-    assert sorted(shown) == sorted(expected)
+    actual = [(row["cdc$time"], comparable(row, schema)) for row in changes.to_pylist()]
+    assert sorted(actual) == sorted(expected)
 
 
 COLUMNS = (
@@ -310,21 +317,21 @@ COLUMNS = (
 
 
 def table(cdc: CdcOptions = OPTIONS[-2], columns: tuple[Column, ...] = COLUMNS) -> TableSchema:
-    """A table with two clustering columns; by default its log has full images."""
+    """Return a table with two clustering columns, whose log has full images by default."""
     return TableSchema("ks", "t", columns, cdc)
 
 
-def changes_of(
+def compute_changes(
     mutation: Mutation, state: Mutation | None = None, images: LoggedImages | None = None
 ) -> list[dict[str, Any]]:
-    """The changes of one write after a state."""
+    """Return the changes of one write after a state."""
     schema = mutation.schema
     rows = [row for part in encode_mutation(mutation, state) for row in part.in_stream(STREAM)]
     return changes_from_log(schema, log_rows_to_arrow(schema, rows), images or known_images(schema.cdc)).to_pylist()
 
 
 def bound(*prefix: int, inclusive: bool = True) -> RangeBound:
-    """One side of a range."""
+    """Return one side of a range."""
     return RangeBound(prefix, inclusive)
 
 
@@ -340,11 +347,11 @@ def bound(*prefix: int, inclusive: bool = True) -> RangeBound:
         (bound(1), bound(2, inclusive=False), (None, None), ((1, None), True, (2, None), False)),
     ],
 )
-def test_a_deleted_range_has_its_bounds_and_what_they_share_as_key(
+def test_a_deleted_range_has_its_bounds_and_their_common_key(
     start: RangeBound | None, end: RangeBound | None, key: tuple, expected: tuple
 ) -> None:
-    """A range deletion has no row: its key has only the columns that every deleted row shares."""
-    (change,) = changes_of(Mutation(table(), (7,), range_tombstones=[RangeTombstone(start, end, T)]))
+    """A range deletion has no row; its key has only the columns that all deleted rows share."""
+    (change,) = compute_changes(Mutation(table(), (7,), range_tombstones=[RangeTombstone(start, end, T)]))
     states = (change["op"], change["kind"], change["before_state"], change["after_state"])
     assert states == ("d", "range_delete", "unknown", "absent")
     assert (change["before"], change["after"], change["changes"]) == (None, None, None)
@@ -359,35 +366,35 @@ def test_a_deleted_range_has_its_bounds_and_what_they_share_as_key(
     }
 
 
-def test_a_deleted_partition_has_its_partition_key_alone() -> None:
-    """Its rows are not in the log; without clustering columns it is one row, whose pre-image is."""
-    (change,) = changes_of(Mutation(table(), (7,), T))
+def test_a_deleted_partition_has_only_its_partition_key() -> None:
+    """Its rows are not in the log; without clustering columns it is one row, which has a pre-image."""
+    (change,) = compute_changes(Mutation(table(), (7,), T))
     assert (change["op"], change["kind"], change["before"]) == ("d", "partition_delete", None)
     assert change["key"] == {"p": 7, "a": None, "b": None}
     assert change["before_state"] == "unknown"
     one_row = table(columns=(COLUMNS[0], COLUMNS[4]))
     old = Microseconds(T - 9)
     state = Mutation(one_row, (7,), rows={(): RowChange(RowMarker(old), {"v": Cell(old, 1)})})
-    (change,) = changes_of(Mutation(one_row, (7,), T), state)
+    (change,) = compute_changes(Mutation(one_row, (7,), T), state)
     assert (change["before"], change["before_state"]) == ({"p": 7, "v": 1}, "full")
 
 
-def test_collections_have_what_was_added_and_removed() -> None:
-    """Elements added and removed; a list in the order of its keys before and after; fields of a user type by name."""
+def test_collections_show_added_and_removed_elements() -> None:
+    """Lists are in the order of their keys before and after; fields of a user type are named."""
     first, second = UUID("00000000-1dd2-11b2-8080-0000000000ff"), UUID("00000001-1dd2-11b2-8080-0000000000ff")
     old = Microseconds(T - 9)
-    there: dict[str, Any] = {
+    existing: dict[str, Any] = {
         "l": CollectionChange(None, {second: Cell(old, "later"), first: Cell(old, "sooner")}),
         "m": CollectionChange(None, {"k": Cell(old, 1)}),
         "u": CollectionChange(None, {0: Cell(old, 1), 1: Cell(old, "y")}),
     }
-    state = Mutation(table(), (7,), rows={(1, 2): RowChange(RowMarker(old), there)})
+    state = Mutation(table(), (7,), rows={(1, 2): RowChange(RowMarker(old), existing)})
     cells: dict[str, Any] = {
         "l": CollectionChange(None, {first: Cell(T, dead=True)}),
         "m": CollectionChange(None, {"k": Cell(T, dead=True), "n": Cell(T, 2)}),
         "u": CollectionChange(None, {1: Cell(T, dead=True)}),
     }
-    (change,) = changes_of(Mutation(table(), (7,), rows={(1, 2): RowChange(None, cells)}), state)
+    (change,) = compute_changes(Mutation(table(), (7,), rows={(1, 2): RowChange(None, cells)}), state)
     assert change["before"]["l"] == ["sooner", "later"]
     assert change["after"]["l"] == ["later"]
     assert (change["before"]["u"], change["after"]["u"]) == ({"x": 1, "y": "y"}, {"x": 1, "y": None})
@@ -397,28 +404,28 @@ def test_collections_have_what_was_added_and_removed() -> None:
     assert change["changes"]["v"] is None
 
 
-def test_lists_are_in_the_order_of_their_keys_whatever_the_order_in_the_log() -> None:
-    """A map of the log has no order that every reader keeps."""
+def test_lists_are_ordered_by_their_keys_whatever_the_order_in_the_log() -> None:
+    """Not every reader preserves the order of a map in the log."""
     keys = ["00000001-1dd2-11b2-8080-0000000000ff", "00000000-1dd2-11b2-8080-0000000000ff"]
     keys += ["00000000-1dd2-11b2-7f80-0000000000ff"]
     old = Microseconds(T - 9)
-    there = CollectionChange(None, {UUID(key): Cell(old, key) for key in keys})
-    state = Mutation(table(), (7,), rows={(1, 2): RowChange(RowMarker(old), {"l": there})})
+    existing = CollectionChange(None, {UUID(key): Cell(old, key) for key in keys})
+    state = Mutation(table(), (7,), rows={(1, 2): RowChange(RowMarker(old), {"l": existing})})
     write = Mutation(table(), (7,), rows={(1, 2): RowChange(None, {"v": Cell(T, 5)})})
     rows = [row for part in encode_mutation(write, state) for row in part.in_stream(STREAM)]
     log = log_rows_to_arrow(write.schema, rows)
     index = log.schema.get_field_index("l")
-    turned = [None if pairs is None else pairs[::-1] for pairs in log["l"].to_pylist()]
-    log = log.set_column(index, log.schema.field(index), pa.array(turned, log.schema.field(index).type))
+    reversed_pairs = [None if pairs is None else pairs[::-1] for pairs in log["l"].to_pylist()]
+    log = log.set_column(index, log.schema.field(index), pa.array(reversed_pairs, log.schema.field(index).type))
     (change,) = changes_from_log(write.schema, log, known_images(write.schema.cdc)).to_pylist()
     assert change["before"]["l"] == ["00000000-1dd2-11b2-8080-0000000000ff", keys[2], keys[0]]
 
 
-def test_one_statement_of_several_log_rows_is_one_change() -> None:
-    """An INSERT with a TTL and a collection has three rows in the log, and is one write of one row."""
+def test_several_log_rows_of_one_statement_are_one_change() -> None:
+    """An INSERT with a TTL and a collection has three rows in the log, but is one write of one row."""
     elements = CollectionChange(Microseconds(T - 1), {"k": Cell(T, 1, 60)})
     row = RowChange(RowMarker(T, 60), {"v": Cell(T, 5, 60), "m": elements})
-    (change,) = changes_of(Mutation(table(), (7,), rows={(1, 2): row}))
+    (change,) = compute_changes(Mutation(table(), (7,), rows={(1, 2): row}))
     assert (change["op"], change["ttl"]) == ("c", 60)
     assert (change["before_state"], change["before"]) == ("absent", None)
     assert change["after"] == {"p": 7, "a": 1, "b": 2, "s": None, "v": 5, "l": None, "m": [("k", 1)], "u": None}
@@ -426,8 +433,8 @@ def test_one_statement_of_several_log_rows_is_one_change() -> None:
     assert change["changes"]["v"] == {"value": 5, "deleted": False}
 
 
-def test_a_user_type_that_grew_has_its_new_field_as_null() -> None:
-    """Rows from before ALTER TYPE ADD and after it are changes of one type."""
+def test_an_added_field_of_a_user_type_is_null() -> None:
+    """Rows from before and after ALTER TYPE ADD are changes of one type."""
     cells = {"u": CollectionChange(Microseconds(T - 1), {0: Cell(T, 1)})}
     write = Mutation(table(), (7,), rows={(1, 2): RowChange(None, cells)})
     rows = [row for part in encode_mutation(write) for row in part.in_stream(STREAM)]
@@ -459,37 +466,37 @@ NO_LOG = CdcOptions(enabled=False)
         ([], True, "unknown"),
     ],
 )
-def test_a_missing_image_says_something_only_where_the_log_certainly_has_images(
+def test_a_missing_image_means_absent_only_if_the_log_certainly_has_images(
     history: list[tuple[int, CdcOptions]], since_creation: bool, state: str
 ) -> None:
-    """A write may be younger than its timestamp: options that were off at any later time leave it unknown."""
+    """A write may be younger than its timestamp, so options that were off at any later time leave it unknown."""
     entries = [CdcOptionsSince(Microseconds(at), options) for at, options in history]
-    (change,) = changes_of(WRITE, images=LoggedImages.of(entries, since_creation=since_creation))
+    (change,) = compute_changes(WRITE, images=LoggedImages.of(entries, since_creation=since_creation))
     assert (change["before_state"], change["after_state"]) == (state, state)
     assert (change["before"], change["after"]) == (None, None)
 
 
-def test_an_image_in_the_batch_shows_that_the_log_had_them() -> None:
-    """Whatever the recorded options: the write read its rows, so that one without a pre-image was absent."""
+def test_an_image_in_the_batch_proves_that_the_log_has_images() -> None:
+    """Whatever options are recorded, the write read its rows, so a row without a pre-image was absent."""
     schema, old = table(OPTIONS[-2]), Microseconds(T - 9)
     state = Mutation(schema, (7,), rows={(1, 1): RowChange(RowMarker(old), {"v": Cell(old, 1)})})
     cells = RowChange(None, {"v": Cell(T, 5)})
     write = Mutation(schema, (7,), rows={(1, 1): cells, (1, 2): cells})
-    found = changes_of(write, state, LoggedImages(None, None, None))
-    assert [change["before_state"] for change in found] == ["full", "absent"]
+    actual = compute_changes(write, state, LoggedImages(None, None, None))
+    assert [change["before_state"] for change in actual] == ["full", "absent"]
 
 
-def test_a_value_that_no_native_column_holds_is_exact_beside_it() -> None:
-    """By the path of its column."""
+def test_a_value_outside_the_column_range_is_stored_exactly() -> None:
+    """The exact value is stored by the path of its column."""
     schema = table(columns=(COLUMNS[0], Column("d", DATE)))
     far = 2**31 - 1
     write = Mutation(schema, (7,), rows={(): RowChange(RowMarker(T), {"d": Cell(T, far)})})
-    (change,) = changes_of(write)
+    (change,) = compute_changes(write)
     assert change["cdc$exact"] == [("after.d", str(far)), ("changes.d", str(far))]
 
 
 def test_an_incomplete_batch_is_refused() -> None:
-    """A write without all of its rows is no write."""
+    """A write that misses rows is refused."""
     rows = [row for part in encode_mutation(WRITE) for row in part.in_stream(STREAM)]
     rows[-1]["cdc$end_of_batch"] = None
     with pytest.raises(InputError, match="is not complete"):

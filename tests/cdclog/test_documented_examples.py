@@ -1,4 +1,4 @@
-"""The worked examples of the documents on basic operations and on column types, as cqlsh shows them."""
+"""The worked examples of the documents about basic operations and column types, as cqlsh shows them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,10 @@ KEYSPACE = "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'r
 
 @dataclass
 class Shown:
-    """What a document shows after some statements: `what` it is of, `where` a row counts, and its lines."""
+    """Output of a document after some statements.
+
+    It has a kind (`what`), a condition on its rows (`where`), and its lines.
+    """
 
     statements: str
     what: str
@@ -31,7 +34,7 @@ class Shown:
 
 @dataclass
 class Example:
-    """One example: its statements, in the order in which they run, with what is shown in between."""
+    """One example: its statements, in order, with the output in between."""
 
     document: str
     title: str
@@ -70,7 +73,7 @@ EXAMPLES = [example for name in ("basic_operations", "advanced_column_types") fo
 
 
 def _value(text: str, names: dict[str, UUID]) -> Any:
-    """What cqlsh shows as the command's JSON has it; $names as the timeuuids that they stand for."""
+    """Return cqlsh's text as a value of the command's JSON, with $names as the timeuuids that they represent."""
     if text in ("null", "True"):
         return {"null": None, "True": True}[text]
     if text[0] in "{[":
@@ -91,52 +94,52 @@ def _collection(text: str, names: dict[str, UUID]) -> Any:
     return [[_value(part[0], names), _value(part[1], names)] for part in parts]
 
 
-def _bind(text: str, found: Any, names: dict[str, UUID]) -> None:
-    """Let the $names in a shown map stand for the keys at their places."""
+def _bind(text: str, pairs: Any, names: dict[str, UUID]) -> None:
+    """Assign the $names in a documented map to the keys at the same positions."""
     unknown = [name for name in re.findall(r"\$[a-z](?=:)", text) if name not in names]
     if unknown:
-        names |= dict(zip(unknown, (key for key, _ in found), strict=True))
+        names |= dict(zip(unknown, (key for key, _ in pairs), strict=True))
 
 
-def _assert_rows(shown: Shown, rows: list[dict[str, Any]], names: dict[str, UUID]) -> None:
-    columns, *lines = shown.lines
+def _assert_rows(expected: Shown, rows: list[dict[str, Any]], names: dict[str, UUID]) -> None:
+    columns, *lines = expected.lines
     assert len(rows) == len(lines)
     for line, row in zip(lines, rows, strict=True):
         for column, text in zip(columns, line, strict=True):
-            found = us_from_timeuuid(row[column]) if column == "cdc$time" else row[column]
-            _bind(text, found, names)
-            assert found == _value(text, names), (column, text)
+            value = us_from_timeuuid(row[column]) if column == "cdc$time" else row[column]
+            _bind(text, value, names)
+            assert value == _value(text, names), (column, text)
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda example: f"{example.document}: {example.title}")
-def test_the_documents_examples_come_out_as_shown(example: Example, rehearsed: Callable[[str], ScriptResult]) -> None:
-    """Log rows, contents of the table and types of the log's columns; the replay equals the table throughout."""
+def test_the_documented_examples_are_reproduced(example: Example, rehearsed: Callable[[str], ScriptResult]) -> None:
+    """Log rows, contents and types of the log's columns match the documents; the replay always equals the table."""
     assert example.shown
     names: dict[str, UUID] = {}
-    told = 0
-    for shown in example.shown:
-        result = rehearsed(KEYSPACE + shown.statements)
+    compared = 0
+    for output in example.shown:
+        result = rehearsed(KEYSPACE + output.statements)
         assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
         (table,) = result.tables
         assert table.replayed in (None, table.base)
-        if shown.what == "types":
+        if output.what == "types":
             schema = next(outcome.schema for outcome in reversed(result.outcomes) if outcome.schema is not None)
             types = {column.name: column.type.cql for column in get_log_columns(schema)}
-            assert {name: types[name] for name, _ in shown.lines} == dict(shown.lines)
-        elif shown.what == "base":
-            chosen = [row for row in table.base if shown.where.items() <= row.items()]
-            assert list(chosen[0] if chosen else shown.lines[0]) == shown.lines[0]
-            _assert_rows(shown, chosen, names)
+            assert {name: types[name] for name, _ in output.lines} == dict(output.lines)
+        elif output.what == "base":
+            chosen = [row for row in table.base if output.where.items() <= row.items()]
+            assert list(chosen[0] if chosen else output.lines[0]) == output.lines[0]
+            _assert_rows(output, chosen, names)
         else:
             rows = [row for outcome in result.outcomes for row in outcome.rows]
-            _assert_rows(shown, rows[told:], names)
-            told = len(rows)
+            _assert_rows(output, rows[compared:], names)
+            compared = len(rows)
     keys = [names[name] for name in sorted(names)]
     assert keys == sorted(keys, key=timeuuid_sort_key)
 
 
-def test_counters_are_refused_in_the_documents_words(rehearsed: Callable[[str], ScriptResult]) -> None:
-    """The words that users search for."""
+def test_counters_are_refused_with_the_documented_message(rehearsed: Callable[[str], ScriptResult]) -> None:
+    """Users search for this message."""
     statement = "CREATE TABLE ks.t (pk int PRIMARY KEY, c counter) WITH cdc = {'enabled': true};"
     outcome = rehearsed(KEYSPACE + statement).outcomes[-1]
     assert "Cannot create CDC log for table ks.t. Counter support not implemented" in str(outcome.error)

@@ -1,4 +1,4 @@
-"""Logs as files: what cqlsh reads of them is what the log has, and the same home gives the same bytes."""
+"""Logs as files: they have the dialect of cqlsh and the values of the log, and the same home gives the same bytes."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ INSERT INTO exports.t (p, k, note, d, at) VALUES ('q', 2, '', '20000-01-01', '20
 """
 
 
-def test_values_are_as_cqlsh_reads_them(tmp_path: Path) -> None:
-    """Quotes, commas, nulls within values, empty texts, dates that few readers have; twice the same bytes."""
+def test_exported_values_are_readable_by_cqlsh(tmp_path: Path) -> None:
+    """Quotes, commas, nested nulls, empty texts and far dates are exported; two exports are equal byte by byte."""
     home, script = tmp_path / "home", tmp_path / "script.cql"
     script.write_text(SCRIPT, encoding="utf-8")
     node = tmp_path / "node.json"
     node.write_text(NODE, encoding="utf-8")
     early = ("--clock", "2026-01-31T11:00:00Z")
     assert run("--home", home, *early, "bootstrap", node, "--run").exit_code == 0
-    kept = run("--home", home, "--clock", "2026-01-31T12:00:00Z", "cql", "run", script, "--apply")
-    assert kept.exit_code == 0, kept.stdout + kept.stderr
+    applied = run("--home", home, "--clock", "2026-01-31T12:00:00Z", "cql", "run", script, "--apply")
+    assert applied.exit_code == 0, applied.stdout + applied.stderr
     for name in ("one", "two"):
-        told = run("--home", home, "export", tmp_path / name, "--json")
-        assert told.exit_code == 0, told.stderr
-    one, two = (contents(tmp_path / name) for name in ("one", "two"))
-    assert one == two
+        exported = run("--home", home, "export", tmp_path / name, "--json")
+        assert exported.exit_code == 0, exported.stderr
+    first_files, second_files = (contents(tmp_path / name) for name in ("one", "two"))
+    assert first_files == second_files
     name = "logs/exports.t_scylla_cdc_log.csv"
-    assert {each["name"]: each["rows"] for each in told.json["files"]}[name] == 2
-    # The dialect is that of cqlsh: a backslash before a quote.
+    assert {file_row["name"]: file_row["rows"] for file_row in exported.json["files"]}[name] == 2
+    # cqlsh's dialect has a backslash before a quote.
     lines = (tmp_path / "one" / name).read_text(encoding="utf-8").splitlines()
     first, second = csv.DictReader(lines, doublequote=False, escapechar="\\")
     assert first["p"] == 'say "no", \\'
@@ -61,23 +61,25 @@ def test_values_are_as_cqlsh_reads_them(tmp_path: Path) -> None:
     )
     assert list(first)[:3] == ["cdc$stream_id", "cdc$time", "cdc$batch_seq_no"]
     assert list(first)[3:] == sorted(list(first)[3:])
-    made = (tmp_path / "one" / "logs" / "tables.cql").read_text(encoding="utf-8").splitlines()
-    assert [line.split("(")[0] for line in made] == [
+    definitions = (tmp_path / "one" / "logs" / "tables.cql").read_text(encoding="utf-8").splitlines()
+    assert [line.split("(")[0] for line in definitions] == [
         "CREATE TYPE IF NOT EXISTS exports.place ",
         "CREATE TABLE IF NOT EXISTS exports.t ",
         "CREATE TABLE IF NOT EXISTS exports.t_scylla_cdc_log ",
     ]
-    assert "cdc" not in made[1]
-    loaded = (tmp_path / "one" / "load.cql").read_text(encoding="utf-8").splitlines()
-    assert loaded[0].startswith('COPY exports.t_scylla_cdc_log ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", ')
-    assert loaded[0].endswith(f"FROM '{name}' WITH HEADER = true AND NULL = '<null>';")
-    again = run("--home", tmp_path / "other", "import", tmp_path / "one")
-    assert again.exit_code == 0, again.stderr
+    assert "cdc" not in definitions[1]
+    load_statements = (tmp_path / "one" / "load.cql").read_text(encoding="utf-8").splitlines()
+    assert load_statements[0].startswith(
+        'COPY exports.t_scylla_cdc_log ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", '
+    )
+    assert load_statements[0].endswith(f"FROM '{name}' WITH HEADER = true AND NULL = '<null>';")
+    imported = run("--home", tmp_path / "other", "import", tmp_path / "one")
+    assert imported.exit_code == 0, imported.stderr
     assert run("--home", tmp_path / "other", "tables", "--json").rows == []
 
 
 def contents(folder: Path) -> dict[Path, bytes]:
-    """The bytes of every file below a folder."""
+    """Return the bytes of every file below a folder."""
     return {file.relative_to(folder): file.read_bytes() for file in folder.rglob("*") if file.is_file()}
 
 

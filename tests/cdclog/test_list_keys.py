@@ -1,4 +1,4 @@
-"""The keys that a statement or batch gives to what it puts into lists: how many there are, and in which order."""
+"""The keys that a statement or batch assigns to list values: how many there are, and in which order."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def _integer(value: int) -> s.Constant:
     return s.Constant("integer", value, str(value))
 
 
-def _put(count: int, sign: Literal["+", "prepend"]) -> s.Update:
+def _assign(count: int, sign: Literal["+", "prepend"]) -> s.Update:
     values = s.ListLiteral((_integer(0),) * count)
     where = (s.Relation(("p",), "=", (_integer(0),)),)
     return s.Update(NAME, (s.Assignment(s.WholeColumn("l"), values, sign, "l"),), where)
@@ -56,31 +56,31 @@ def _is_refused(*writes: s.Update) -> bool:
 
 
 @pytest.mark.long("a batch of as many values as there may be")
-def test_the_values_of_a_batch_are_limited() -> None:
-    """131,072 of them behind, one fewer in front, counted together; none is lost on the way to that."""
+def test_the_list_values_of_a_batch_are_limited() -> None:
+    """131,072 can be appended and one fewer prepended, counted together; up to the limit none is lost."""
     # UUID_gen::SUBMICRO_LIMIT; cql3/query_options.hh, next_list_append_seq and next_list_prepend_seq.
     assert MAX_LIST_VALUES == 131_072
-    most = MAX_LIST_VALUES - 1
-    assert not _is_refused(_put(most, "+"), _put(1, "+"))
-    assert _is_refused(_put(most, "+"), _put(2, "+"))
-    assert not _is_refused(_put(most, "prepend"), _put(0, "prepend"))
-    assert _is_refused(_put(1, "prepend"), _put(most, "prepend"))
-    assert _is_refused(_put(most, "+"), _put(1, "prepend"))
-    assert not _is_refused(_put(most, "prepend"), _put(1, "+"))
+    limit = MAX_LIST_VALUES - 1
+    assert not _is_refused(_assign(limit, "+"), _assign(1, "+"))
+    assert _is_refused(_assign(limit, "+"), _assign(2, "+"))
+    assert not _is_refused(_assign(limit, "prepend"), _assign(0, "prepend"))
+    assert _is_refused(_assign(1, "prepend"), _assign(limit, "prepend"))
+    assert _is_refused(_assign(limit, "+"), _assign(1, "prepend"))
+    assert not _is_refused(_assign(limit, "prepend"), _assign(1, "+"))
 
 
 @pytest.mark.parametrize("sizes", [(1,) * 40, (300, 2, 17_000), (70_000, 61_000)])
 def test_the_last_prepend_comes_first(sizes: tuple[int, ...]) -> None:
-    """And the values of each in their order, within the microsecond as far before 2010 as the write is behind it."""
+    """The values of each prepend keep their order, within the microsecond that mirrors the write's time around 2010."""
     keys = ListCellKeys()
-    given = [list(keys.prepended(T, size)) for size in sizes]
-    ordered = [key for part in reversed(given) for key in part]
+    keys_by_prepend = [list(keys.prepended(T, size)) for size in sizes]
+    ordered = [key for part in reversed(keys_by_prepend) for key in part]
     assert ordered == sorted(set(ordered), key=timeuuid_sort_key)
     assert {us_from_timeuuid(key) for key in ordered} == {2 * 1_262_304_000_000_000 - T}
 
 
-def test_appends_go_on_behind_each_other_at_whatever_times() -> None:
-    """The time comes first, then the place in the batch; the first nine are steps of 100 ns, as documents show them."""
+def test_appends_follow_each_other_at_any_times() -> None:
+    """Keys order by time, then by position in the batch; the first ten keys are 100 ns apart, as documented."""
     keys = ListCellKeys()
     earlier = list(keys.appended(T, 20))
     later = list(keys.appended(T, 17_000))

@@ -1,4 +1,4 @@
-"""The check of logs: a healthy log passes, each seeded damage is named by one invariant alone, wherever that is."""
+"""The check of logs: a valid log passes, and each seeded damage violates one invariant alone, wherever it is."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ if TYPE_CHECKING:
 
 
 def no_spark() -> SparkSession:
-    """Small logs are judged without."""
+    """Fail, because small logs are judged without a session."""
     raise AssertionError("no session is needed")
 
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with two generations, a log over both, and one of a tablet-based table that was split at the same time."""
+    """Create two generations, a log in both, and one of a tablet-based table that was split at the same time."""
     tmp_path = tmp_path_factory.mktemp("healthy")
     home_with_generations(tmp_path, {ID: parse_time_ms(FIRST), OTHER_ID: parse_time_ms(SECOND)})
     lake = Lake(tmp_path / "home" / "lake")
@@ -79,13 +79,13 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(healthy: Path, tmp_path: Path) -> Path:
-    """A copy of it, to be damaged."""
+    """Return a copy of the home, to be damaged."""
     return Path(shutil.copytree(healthy, tmp_path / "home"))
 
 
 @pytest.fixture
 def lake(home: Path) -> Lake:
-    """Its lake."""
+    """Return the lake of the copy."""
     return Lake(home / "lake")
 
 
@@ -93,29 +93,29 @@ ALONE = TaskRunner(no_spark)
 
 
 def failed(lake: Lake, table: str = "t") -> list[str]:
-    """The invariants that a log breaks."""
-    judged = judge_findings(audit_log(lake, read_table_schema(lake, "ks", table), ALONE), LOG_INVARIANTS)
-    return [line.invariant for line in judged if not line.passed]
+    """Return the invariants that a log violates."""
+    results = judge_findings(audit_log(lake, read_table_schema(lake, "ks", table), ALONE), LOG_INVARIANTS)
+    return [line.invariant for line in results if not line.passed]
 
 
-def found(lake: Lake, table: str = "t") -> dict[str, Finding]:
-    """What was found in a log, by invariant."""
+def findings(lake: Lake, table: str = "t") -> dict[str, Finding]:
+    """Return the findings of a log by invariant."""
     return {line.invariant: line for line in audit_log(lake, read_table_schema(lake, "ks", table), ALONE)}
 
 
 def other_stream(lake: Lake, row: Row, *, same_range: bool) -> bytes:
-    """Another stream of the first generation: of another shard of the row's range, or of another range."""
+    """Return another stream of the first generation, of another shard of the row's range, or of another range."""
     for entry in lake.read(GENERATION_DESCRIPTIONS_V2, filters=[("id", "=", ID)]).to_pylist():
         if (row["cdc$stream_id"] in entry["streams"]) == same_range:
             return next(stream for stream in entry["streams"] if stream != row["cdc$stream_id"])
     raise AssertionError("there is one")
 
 
-def test_a_healthy_log_passes(lake: Lake) -> None:
-    """Over two generations and over a split: every row and every batch is counted, nothing is wrong."""
+def test_a_valid_log_passes(lake: Lake) -> None:
+    """Across two generations and a split, every row and every batch is counted, and there is no violation."""
     for table in ("t", "tabs"):
         assert failed(lake, table) == []
-        counts = {line.invariant: line.population for line in found(lake, table).values()}
+        counts = {line.invariant: line.population for line in findings(lake, table).values()}
         assert counts == dict.fromkeys(LOG_INVARIANTS[:4], ROWS) | dict.fromkeys(LOG_INVARIANTS[4:], BATCHES)
     both = audit_logs(lake, ALONE)
     assert [(line.invariant, line.population) for line in both[::5]] == [
@@ -124,8 +124,8 @@ def test_a_healthy_log_passes(lake: Lake) -> None:
     ]
 
 
-def test_without_rows_nothing_is_asked(tmp_path: Path, lake: Lake) -> None:
-    """No line without a log, nor with an empty one: the check of such a lake stays as it is."""
+def test_an_empty_log_has_no_findings(tmp_path: Path, lake: Lake) -> None:
+    """Without a log, or with an empty one, there are no findings, so the check of such a lake is unaffected."""
     assert audit_logs(Lake(tmp_path / "empty"), ALONE) == []
     put(lake, [])
     assert audit_log(lake, read_table_schema(lake, "ks", "t"), ALONE) == []
@@ -216,22 +216,22 @@ def _two_ends(lake: Lake, rows: list[Row]) -> None:
         (_two_ends, names.LOG_BATCH_ENDED, "has rows 0 (end), 1, 2 (end)"),
     ],
 )
-def test_a_damage_is_named_by_its_invariant_alone(
+def test_a_damage_violates_one_invariant_alone(
     lake: Lake, damage: Callable[[Lake, list[Row]], None], invariant: str, says: str
 ) -> None:
-    """One violation, of one invariant, with the row or the batch in words."""
+    """There is one violation, of one invariant, with the row or the batch in its sample."""
     rows = rows_of(lake)
     damage(lake, rows)
     put(lake, rows)
     assert failed(lake) == [invariant]
-    line = found(lake)[invariant]
+    line = findings(lake)[invariant]
     assert (line.violations, says in line.sample) == (1, True), line.sample
     assert line.sample.startswith("ks.t: ")
 
 
 @pytest.mark.parametrize(("past", "invariant"), [(True, names.LOG_STREAM_OPERATES), (False, names.LOG_ROW_COLOCATED)])
-def test_tablets_are_held_to_their_sets(lake: Lake, past: bool, invariant: str) -> None:
-    """The stream of the set before the split, and that of another tablet of the right set."""
+def test_tablets_are_compared_with_their_sets(lake: Lake, past: bool, invariant: str) -> None:
+    """A stream of the set before the split, and one of another tablet of the right set, are violations."""
     sets = tablets.read_stream_sets(lake, "ks", "tabs")
     rows = rows_of(lake, "tabs")
     row = alone(rows, late=True)
@@ -241,19 +241,19 @@ def test_tablets_are_held_to_their_sets(lake: Lake, past: bool, invariant: str) 
     assert failed(lake, "tabs") == [invariant]
 
 
-def test_rows_that_were_appended_twice_are_seen(lake: Lake) -> None:
-    """Each file is whole in itself; together every batch of the second one is there twice."""
+def test_rows_appended_twice_are_found(lake: Lake) -> None:
+    """Each file is complete by itself, but together they have every batch of the second one twice."""
     table = log_table(read_table_schema(lake, "ks", "t"))
     newest = [row for row in rows_of(lake) if row[WRITTEN_AT] >= datetime_from_us(SWITCH_US)]
     write_deltalake(
         lake.path(table), pa.Table.from_pylist(newest, schema=table.schema.remove_metadata()), mode="append"
     )
     assert failed(lake) == [names.LOG_BATCH_COMPLETE, names.LOG_BATCH_ENDED]
-    assert found(lake)[names.LOG_BATCH_COMPLETE].violations == BATCHES // 2
+    assert findings(lake)[names.LOG_BATCH_COMPLETE].violations == BATCHES // 2
 
 
-def test_where_the_order_of_shards_is_not_known_the_range_decides(lake: Lake) -> None:
-    """Another shard's stream of such a range passes, another range's does not."""
+def test_with_unknown_shard_order_the_range_decides(lake: Lake) -> None:
+    """Another shard's stream of such a range passes; a stream of another range does not."""
     rows = rows_of(lake)
     _other_shard(lake, rows)
     put(lake, rows)
@@ -263,8 +263,10 @@ def test_where_the_order_of_shards_is_not_known_the_range_decides(lake: Lake) ->
         if alone(rows)["cdc$stream_id"] in entry["streams"]
     )
     unordered = {"table_name": GENERATION_DESCRIPTIONS_V2.full_name, "generation": ID, "reason": "a test"}
-    known = pa.Table.from_pylist([unordered | {"range_end": entry["range_end"]}], schema=UNORDERED_RANGES.schema)
-    lake.merge(UNORDERED_RANGES, known, update=False)
+    unordered_ranges = pa.Table.from_pylist(
+        [unordered | {"range_end": entry["range_end"]}], schema=UNORDERED_RANGES.schema
+    )
+    lake.merge(UNORDERED_RANGES, unordered_ranges, update=False)
     assert failed(lake) == []
     _other_range(lake, rows)
     put(lake, rows)
@@ -272,45 +274,47 @@ def test_where_the_order_of_shards_is_not_known_the_range_decides(lake: Lake) ->
 
 
 def remove(lake: Lake, id_: str, time: str) -> None:
-    """What the removal of a generation leaves: a note that it was there."""
-    at = datetime_from_us(parse_time_us(time))
-    gone = [{"time": at, "generation_id": id_, "expired": at, "removed_at": at, "rows": 0, "bytes": 0}]
-    lake.merge(REMOVED_GENERATIONS, pa.Table.from_pylist(gone, schema=REMOVED_GENERATIONS.schema), update=False)
-    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", at)])
+    """Remove a generation and leave the record of its removal."""
+    time_at = datetime_from_us(parse_time_us(time))
+    records = [
+        {"time": time_at, "generation_id": id_, "expired": time_at, "removed_at": time_at, "rows": 0, "bytes": 0}
+    ]
+    lake.merge(REMOVED_GENERATIONS, pa.Table.from_pylist(records, schema=REMOVED_GENERATIONS.schema), update=False)
+    lake.delete(GENERATION_TIMESTAMPS, [("time", "=", time_at)])
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", id_)])
 
 
-def test_rows_of_removed_generations_are_counted_and_left(lake: Lake) -> None:
-    """Their streams cannot be looked up; where that is so of all rows, nothing was checked, which is no pass."""
+def test_rows_of_removed_generations_are_not_judged(lake: Lake) -> None:
+    """Their streams cannot be looked up; if that applies to all rows, nothing was checked, which fails."""
     remove(lake, ID, FIRST)
     assert failed(lake) == []
-    lines = found(lake)
+    lines = findings(lake)
     assert {lines[name].population for name in (names.LOG_STREAM_OPERATES, names.LOG_ROW_COLOCATED)} == {ROWS // 2}
     assert f"{ROWS // 2} rows are of generations that were removed" in lines[names.LOG_ROW_COLOCATED].sample
     put(lake, [row for row in rows_of(lake) if row[WRITTEN_AT] < datetime_from_us(SWITCH_US)])
     assert failed(lake) == [names.LOG_STREAM_OPERATES, names.LOG_ROW_COLOCATED]
 
 
-def test_collected_stream_sets_are_as_removed_generations(lake: Lake) -> None:
-    """The row of a log's creation stays, so that older rows are not taken for rows of no time at all."""
+def test_collected_stream_sets_count_as_removed(lake: Lake) -> None:
+    """The row of a log's creation stays, so that older rows do not count as rows without any generation."""
     from cdc_platform.lifecycle import tablets
 
-    gone = tablets.collect_tablet_sets(lake, Clock(Microseconds(SWITCH_US + 3 * 86_400_000_000)), "ks", "tabs")
-    assert len(gone.removed_ms) == 1
+    collection = tablets.collect_tablet_sets(lake, Clock(Microseconds(SWITCH_US + 3 * 86_400_000_000)), "ks", "tabs")
+    assert len(collection.removed_ms) == 1
     assert failed(lake, "tabs") == []
-    assert "not judged" in found(lake, "tabs")[names.LOG_STREAM_OPERATES].sample
+    assert "not judged" in findings(lake, "tabs")[names.LOG_STREAM_OPERATES].sample
 
 
-def test_streams_that_cannot_be_read_are_a_violation(lake: Lake) -> None:
-    """Part of a generation's rows is gone: the check says so of the log's rows, and does not stop."""
+def test_unreadable_streams_are_a_violation(lake: Lake) -> None:
+    """If some rows of a generation are missing, the check reports its log rows and does not stop."""
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", ID), ("range_end", ">", 0)])
-    line = found(lake)[names.LOG_STREAM_OPERATES]
+    line = findings(lake)[names.LOG_STREAM_OPERATES]
     assert (line.violations, line.population) == (ROWS // 2, ROWS)
     assert "is partial" in line.sample
 
 
 def test_published_streams_alone_judge_by_range(tmp_path: Path, lake: Lake) -> None:
-    """A home that has only what readers see holds every row to its range, and to its generation."""
+    """A home with only the clients' tables compares every row with its range and its generation."""
     files = {
         "streams.csv": streams_csv({parse_time_ms(FIRST): generation()}),
         "times.csv": timestamps_csv({parse_time_ms(FIRST): None}),
@@ -330,7 +334,7 @@ def test_published_streams_alone_judge_by_range(tmp_path: Path, lake: Lake) -> N
 
 
 def test_keys_of_all_types_are_hashed(lake: Lake) -> None:
-    """Keys that typed writes cannot have, row by row: the log of a script passes, and fails with another key."""
+    """For keys that typed writes cannot have, the log of a script passes, and fails with another key."""
     ddl = """CREATE TABLE ks.d (a decimal, b frozen<list<int>>, c timestamp, v int, PRIMARY KEY ((a, b, c)))
         WITH cdc = {'enabled': 'true'};"""
     writes = [f"INSERT INTO ks.d (a, b, c, v) VALUES ({n}.5, [1, {n}], '2020-01-0{n}', 1);" for n in (1, 2, 3)]
@@ -338,36 +342,36 @@ def test_keys_of_all_types_are_hashed(lake: Lake) -> None:
     script.run(parse_statements(ddl + "".join(writes)))
     cdc_tables.add_cdc_table(lake, Clock(START_US), "ks", "d", ttl_seconds=86_400, ddl=ddl)
     schema = read_table_schema(lake, "ks", "d")
-    columns = [each.name for each in get_log_columns(schema)]
+    columns = [column.name for column in get_log_columns(schema)]
     rows = log_rows_to_arrow(schema, [{name: row.get(name) for name in columns} for row in script.written["ks.d"]])
     assert rows.num_rows == 3
     lake.append_once(log_table(schema), rows, {"writer": 1}, None)
     assert failed(lake, "d") == []
-    changed = rows_of(lake, "d")
-    changed[0]["a"] = "77.5"
-    put(lake, changed, "d")
+    changed_rows = rows_of(lake, "d")
+    changed_rows[0]["a"] = "77.5"
+    put(lake, changed_rows, "d")
     assert failed(lake, "d") == [names.LOG_ROW_COLOCATED]
 
 
-def test_keys_that_no_native_column_holds_are_hashed_as_they_are(lake: Lake) -> None:
-    """Timestamps and dates as keys: near ones, then far ones in a file that has a column for them."""
+def test_keys_outside_the_column_range_are_hashed_exactly(lake: Lake) -> None:
+    """Timestamps and dates as keys: near ones, then far ones in a file with a column for exact values."""
     ddl = """CREATE TABLE ks.d (a timestamp, b date, v int, PRIMARY KEY ((a, b)))
         WITH cdc = {'enabled': 'true'};"""
     days = (2**31, 2**31 + 1, 2**31 + 2)
     writes = [f"INSERT INTO ks.d (a, b, v) VALUES ({n}, {day}, 1);" for n in (1, 2) for day in days]
-    far = [f"INSERT INTO ks.d (a, b, v) VALUES ({2**63 - n}, {n}, 1);" for n in range(1, 7)]
+    far_writes = [f"INSERT INTO ks.d (a, b, v) VALUES ({2**63 - n}, {n}, 1);" for n in range(1, 7)]
     script = Script(lake, Settings(), Microseconds(SWITCH_US + 1), StoredTables(Catalog(), lambda _: StoredState()))
-    script.run(parse_statements(ddl + "".join(writes + far)))
+    script.run(parse_statements(ddl + "".join(writes + far_writes)))
     cdc_tables.add_cdc_table(lake, Clock(START_US), "ks", "d", ttl_seconds=86_400, ddl=ddl)
     schema = read_table_schema(lake, "ks", "d")
-    columns = [each.name for each in get_log_columns(schema)]
+    columns = [column.name for column in get_log_columns(schema)]
     rows = [{name: row.get(name) for name in columns} for row in script.written["ks.d"]]
-    near, beyond = (log_rows_to_arrow(schema, half) for half in (rows[: len(writes)], rows[len(writes) :]))
-    assert (EXACT in near.column_names, EXACT in beyond.column_names) == (False, True)
+    near, far_rows = (log_rows_to_arrow(schema, part_rows) for part_rows in (rows[: len(writes)], rows[len(writes) :]))
+    assert (EXACT in near.column_names, EXACT in far_rows.column_names) == (False, True)
     assert lake.append_once(log_table(schema), near, {"writer": 1}, None)
     lake.widen(log_table(schema, exact=True))
-    assert lake.append_once(log_table(schema, exact=True), beyond, {"writer": 2}, 1)
-    assert found(lake, "d")[names.LOG_ROW_COLOCATED].population == len(writes + far)
+    assert lake.append_once(log_table(schema, exact=True), far_rows, {"writer": 2}, 1)
+    assert findings(lake, "d")[names.LOG_ROW_COLOCATED].population == len(writes + far_writes)
     assert failed(lake, "d") == []
 
 
@@ -376,7 +380,7 @@ def test_keys_that_no_native_column_holds_are_hashed_as_they_are(lake: Lake) -> 
     st.integers(1, 60),
 )
 def test_parts_hold_every_time_once(files: list[tuple[int, int, int]], size: int) -> None:
-    """Whatever the bounds of the files, each row is in one part, which has its file; rows of one time are together."""
+    """Whatever the bounds of the files, each row is in one part with its file, and rows of one time are together."""
     named = [
         (f"{number}", Microseconds(low), Microseconds(low + width), rows)
         for number, (low, width, rows) in enumerate(files)
@@ -393,8 +397,8 @@ def test_parts_hold_every_time_once(files: list[tuple[int, int, int]], size: int
             assert path in holding[0].paths
 
 
-def test_parts_give_all_rows_and_those_without_a_time(lake: Lake) -> None:
-    """Rows at the border of two parts go to one of them; rows without a timestamp to the first."""
+def test_parts_return_all_rows_including_those_without_a_time(lake: Lake) -> None:
+    """Rows at the border of two parts go to one of them; rows without a timestamp go to the first part."""
     rows = rows_of(lake)
     _no_timestamp(lake, rows)
     put(lake, rows)
@@ -405,11 +409,11 @@ def test_parts_give_all_rows_and_those_without_a_time(lake: Lake) -> None:
 
 
 def test_a_home_of_tablets_is_checked_without_spark(tmp_path: Path) -> None:
-    """The command has the lines of logs behind the others, and the exit code of what they say."""
+    """The command lists the results of logs after the others, and its exit code depends on them."""
     lake = Lake(tmp_path / "home" / "lake")
     split(lake)
-    told = ("--home", tmp_path / "home", "--clock", "2026-01-31T14:00:00Z", "check", "--json")
-    answer = run(*told)
+    command = ("--home", tmp_path / "home", "--clock", "2026-01-31T14:00:00Z", "check", "--json")
+    answer = run(*command)
     assert answer.exit_code == 0, answer.stdout
     lines = {line["invariant"]: line for line in answer.rows}
     assert [name for name in lines if name.startswith("log_")] == list(LOG_INVARIANTS)
@@ -417,21 +421,21 @@ def test_a_home_of_tablets_is_checked_without_spark(tmp_path: Path) -> None:
     rows = rows_of(lake, "tabs")
     _lost_row(lake, rows)
     put(lake, rows, "tabs")
-    answer = run(*told)
+    answer = run(*command)
     assert answer.exit_code == 1
-    # Whoever took the row away is none of the platform, which the tables tell as well.
-    found = [line["invariant"] for line in answer.rows if not line["passed"]]
-    assert found == [names.LOG_BATCH_COMPLETE, names.ROWS_AS_COMMITTED, names.COMMITS_KNOWN]
+    # Another program deleted the row, which the storage checks report as well.
+    failed_names = [line["invariant"] for line in answer.rows if not line["passed"]]
+    assert failed_names == [names.LOG_BATCH_COMPLETE, names.ROWS_AS_COMMITTED, names.COMMITS_KNOWN]
 
 
-def test_an_overview_counts_rows(lake: Lake) -> None:
-    """By generation and by operation, with the newest time; a row without a time belongs to no generation."""
+def test_the_overview_counts_rows(lake: Lake) -> None:
+    """Rows are counted by generation and by operation, with the newest time; a row without a time has no generation."""
     schema, rows = read_table_schema(lake, "ks", "t"), rows_of(lake)
-    seen = count_log_contents(lake, schema, ALONE)
-    assert (seen.rows, seen.newest_us) == (ROWS, SWITCH_US + (BATCHES // 2 - 1) * 1000)
-    assert seen.by_period == {START_US: ROWS // 2, SWITCH_US: ROWS // 2}
-    assert seen.by_operation == {"update": BATCHES // 2, "insert": BATCHES}
-    assert seen.bytes == sum(
+    contents = count_log_contents(lake, schema, ALONE)
+    assert (contents.rows, contents.newest_us) == (ROWS, SWITCH_US + (BATCHES // 2 - 1) * 1000)
+    assert contents.by_period == {START_US: ROWS // 2, SWITCH_US: ROWS // 2}
+    assert contents.by_operation == {"update": BATCHES // 2, "insert": BATCHES}
+    assert contents.bytes == sum(
         Path(path).stat().st_size for path, *_ in lake.bounded_files(log_table(schema), WRITTEN_AT)
     )
     _no_uuid(lake, rows)
@@ -442,16 +446,16 @@ def test_an_overview_counts_rows(lake: Lake) -> None:
 
 
 @pytest.mark.spark
-def test_spark_finds_what_the_process_finds(home: Path, lake: Lake, spark: SparkSession, monkeypatch: Any) -> None:
-    """Part by part on executors: the same lines of healthy and of damaged logs; the command and SQL know the log."""
+def test_spark_gives_the_same_findings(home: Path, lake: Lake, spark: SparkSession, monkeypatch: Any) -> None:
+    """Executors find the same in valid and damaged logs, part by part; the command and SQL know the log."""
     rows = rows_of(lake)
     schema = read_table_schema(lake, "ks", "t")
-    told = ("--home", home, "--clock", "2026-01-31T14:00:00Z", "check", "--json")
-    checked = {line["invariant"]: line for line in run(*told).rows}
-    assert [name for name, line in checked.items() if name.startswith("log_") and line["passed"]] == [*LOG_INVARIANTS]
-    of_one = [line["invariant"] for line in run(*told, ID).rows]
-    assert names.RING_COVERED_ONCE in of_one
-    assert not set(of_one) & set(LOG_INVARIANTS)
+    command = ("--home", home, "--clock", "2026-01-31T14:00:00Z", "check", "--json")
+    results = {line["invariant"]: line for line in run(*command).rows}
+    assert [name for name, line in results.items() if name.startswith("log_") and line["passed"]] == [*LOG_INVARIANTS]
+    names_of_one = [line["invariant"] for line in run(*command, ID).rows]
+    assert names.RING_COVERED_ONCE in names_of_one
+    assert not set(names_of_one) & set(LOG_INVARIANTS)
     for damage in (_other_shard, _lost_row, _stream_of_the_past):
         damage(lake, rows)
     put(lake, rows)
@@ -460,9 +464,9 @@ def test_spark_finds_what_the_process_finds(home: Path, lake: Lake, spark: Spark
     monkeypatch.setattr(logs, "ROWS_A_TASK", 7)
     assert audit_log(lake, schema, TaskRunner(lambda: spark, in_process=0)) == damaged
     assert sum(line.violations for line in damaged) == 3
-    seen = count_log_contents(lake, schema, TaskRunner(lambda: spark, in_process=0))
+    contents = count_log_contents(lake, schema, TaskRunner(lambda: spark, in_process=0))
     monkeypatch.undo()
-    assert seen == count_log_contents(lake, schema, ALONE)
+    assert contents == count_log_contents(lake, schema, ALONE)
     table = log_table(read_table_schema(lake, "ks", "tabs")).full_name
     query = f'SELECT "cdc$operation" AS operation, count(*) AS n FROM {table} GROUP BY 1 ORDER BY 1'
     answer = run("--home", home, "sql", query, "--json")

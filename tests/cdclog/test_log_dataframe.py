@@ -1,4 +1,4 @@
-"""Typed writes through Spark: the rows that one process makes of them, in a table that is read by time."""
+"""Typed writes through Spark: the same rows as in one process, in a table whose files are ordered by time."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ SCHEMA = TableSchema(
 
 
 def _write(number: int) -> dict[str, Any]:
-    """One of 600 writes, 600 ms apart: inserts and updates with and without TTL, of all columns, and deletions."""
+    """Return one of 600 writes, 600 ms apart. They insert and update all columns, with and without TTL, and delete."""
     key = {"timestamp": START_US + number * 600_000, "ttl": (number % 5 == 0) * 60, "p": number % 40, "k": number % 3}
     match number % 6:
         case 0:
@@ -68,10 +68,8 @@ def _write(number: int) -> dict[str, Any]:
 
 
 @pytest.mark.spark
-def test_typed_writes_become_a_log_that_is_read_by_time(
-    streams_home: Path, tmp_path: Path, spark: SparkSession
-) -> None:
-    """The rows are those of one process, appended once whatever happens; files do not overlap; the replay fits."""
+def test_typed_writes_become_a_log_ordered_by_time(streams_home: Path, tmp_path: Path, spark: SparkSession) -> None:
+    """The rows equal those of one process and are appended once; files do not overlap; the log can be replayed."""
     source = Lake(streams_home / "lake")
     batch = pa.RecordBatch.from_pylist([_write(number) for number in range(600)], schema=typed_writes_schema(SCHEMA))
     writes = spark.createDataFrame(pa.Table.from_batches([batch]))
@@ -80,53 +78,53 @@ def test_typed_writes_become_a_log_that_is_read_by_time(
     for _ in range(2):
         append_writes(lake, SCHEMA, writes.repartition(3), files=6, transaction=("writer", 1))
     table = log_table(SCHEMA)
-    found = lake.read(table)
+    log_rows = lake.read(table)
     expected = pa.Table.from_batches([encode_log_batch(SCHEMA, batch, StreamSources(source).generations.finder())])
-    assert _sorted(found) == _sorted(expected)
-    assert _sorted(log_rows_to_arrow(SCHEMA, list(log_rows_from_arrow(SCHEMA, found)))) == _sorted(found)
+    assert _sorted(log_rows) == _sorted(expected)
+    assert _sorted(log_rows_to_arrow(SCHEMA, list(log_rows_from_arrow(SCHEMA, log_rows)))) == _sorted(log_rows)
 
-    again = log_table(TableSchema("ks", "again", SCHEMA.columns, SCHEMA.cdc))
+    other_log = log_table(TableSchema("ks", "again", SCHEMA.columns, SCHEMA.cdc))
     append_log_rows(
         lake, TableSchema("ks", "again", SCHEMA.columns, SCHEMA.cdc), encode_dataframe(source, SCHEMA, writes), files=3
     )
-    assert _sorted(lake.read(again)) == _sorted(found)
+    assert _sorted(lake.read(other_log)) == _sorted(log_rows)
 
     bounds = pa.table(DeltaTable(lake.path(table)).get_add_actions(flatten=True)).to_pylist()
     spans = sorted((file[f"min.{WRITTEN_AT}"], file[f"max.{WRITTEN_AT}"]) for file in bounds)
     assert len(spans) == 6
-    assert all(one[1] < other[0] for one, other in pairwise(spans))
+    assert all(first[1] < second[0] for first, second in pairwise(spans))
 
-    partitions = replay_log(SCHEMA, log_rows_from_arrow(SCHEMA, found))
+    partitions = replay_log(SCHEMA, log_rows_from_arrow(SCHEMA, log_rows))
     alone = {row["s"] for state in partitions.values() for row in LivePartition(state).selected()}
     assert "alone" in alone
 
-    # A write that the table cannot have fails as a whole, with one line; columns are checked before anything runs.
-    bad = spark.createDataFrame(
+    # An invalid write fails the batch with one line; columns are checked before anything runs.
+    invalid = spark.createDataFrame(
         pa.Table.from_pylist([_write(0) | {"operation": 9}], schema=typed_writes_schema(SCHEMA))
     )
     with pytest.raises(
         InputError, match=r"^appending to ks\.t_scylla_cdc_log: operation 9 of 1 writes is out of bounds"
     ):
-        append_log_rows(lake, SCHEMA, encode_dataframe(source, SCHEMA, bad), files=1)
+        append_log_rows(lake, SCHEMA, encode_dataframe(source, SCHEMA, invalid), files=1)
     with pytest.raises(InputError, match="no column nonsense"):
         encode_dataframe(source, SCHEMA, writes.withColumnRenamed("v", "nonsense"))
     with pytest.raises(InputError, match=r"column v of typed writes to ks\.t is string; it has to be int"):
         encode_dataframe(source, SCHEMA, writes.withColumn("v", writes["v"].cast("string")))
-    assert lake.read(table).num_rows == found.num_rows
+    assert lake.read(table).num_rows == log_rows.num_rows
 
 
 def test_a_table_without_cdc_has_no_log(streams_home: Path) -> None:
-    """Nothing is made of its writes."""
+    """Its writes are refused."""
     writes: Any = None
     with pytest.raises(StateError, match="has no CDC log"):
         encode_dataframe(Lake(streams_home / "lake"), TableSchema("ks", "t", SCHEMA.columns, CdcOptions()), writes)
 
 
 @pytest.mark.spark
-def test_images_and_ranges_through_spark_are_those_of_one_process(
+def test_images_and_ranges_through_spark_equal_those_of_one_process(
     streams_home: Path, tmp_path: Path, spark: SparkSession
 ) -> None:
-    """Writes in three parts, behind writes that the log has already: images show those too, and ranges take rows."""
+    """Writes in three parts follow stored ones, which the images show as well; range deletions remove rows."""
     schema = TableSchema("ks", "t", SCHEMA.columns, CdcOptions(enabled=True, preimage="full", postimage=True))
     copytree(streams_home / "lake", tmp_path / "lake")
     lake = Lake(tmp_path / "lake")
@@ -140,20 +138,20 @@ def test_images_and_ranges_through_spark_are_those_of_one_process(
         append_writes(lake, schema, writes, files=2, transaction=("writer", part + 1))
         if part == 0:
             store_state(lake, schema)
-    found = lake.read(log_table(schema))
-    assert _sorted(found) == _sorted(pa.Table.from_pylist(expected, schema=found.schema))
+    log_rows = lake.read(log_table(schema))
+    assert _sorted(log_rows) == _sorted(pa.Table.from_pylist(expected, schema=log_rows.schema))
     operations = {row["cdc$operation"] for row in expected}
     assert {0, 5, 8, 9} <= operations
     assert any(row["cdc$operation"] == 0 and row["v"] is not None for row in expected[-200:])
 
 
 @pytest.mark.spark
-def test_a_file_is_in_order_wherever_batches_end(streams_home: Path, tmp_path: Path, spark: SparkSession) -> None:
-    """Also where more writes share a time than a batch has; one without a time is refused, as it is everywhere."""
+def test_a_file_is_ordered_wherever_batches_end(streams_home: Path, tmp_path: Path, spark: SparkSession) -> None:
+    """This holds also if more writes share a time than a batch has; a write without a time is refused."""
     copytree(streams_home / "lake", tmp_path / "lake")
     lake = Lake(tmp_path / "lake")
-    several = [_write(number) | {"timestamp": START_US + number % 9, "p": number} for number in range(200)]
-    batch = pa.RecordBatch.from_pylist(several, schema=typed_writes_schema(SCHEMA))
+    typed = [_write(number) | {"timestamp": START_US + number % 9, "p": number} for number in range(200)]
+    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(SCHEMA))
     with rows_a_batch(spark, 7):
         append_writes(lake, SCHEMA, spark.createDataFrame(pa.Table.from_batches([batch])), files=3)
     table = log_table(SCHEMA)
@@ -166,14 +164,14 @@ def test_a_file_is_in_order_wherever_batches_end(streams_home: Path, tmp_path: P
     expected = encode_log_batch(SCHEMA, batch, StreamSources(lake).generations.finder())
     assert _sorted(lake.read(table)) == _sorted(pa.Table.from_batches([expected]))
 
-    timeless = pa.Table.from_pylist([several[0], several[1] | {"timestamp": None}], schema=typed_writes_schema(SCHEMA))
+    timeless = pa.Table.from_pylist([typed[0], typed[1] | {"timestamp": None}], schema=typed_writes_schema(SCHEMA))
     with pytest.raises(InputError, match=r"^appending to ks\.t_scylla_cdc_log: 1 writes have no timestamp"):
         append_writes(lake, SCHEMA, spark.createDataFrame(timeless), files=1)
     assert len(lake.data_files(table)) == 3
 
 
 def _ranged(number: int) -> dict[str, Any]:
-    """Every sixth write deletes the rows from 0 to before 2."""
+    """Make every sixth write a deletion of the rows from 0 to before 2."""
     if number % 6 != 4:
         return {}
     return {"operation": 5, "k": 0, "cdc$range_end": 8, "cdc$range_end_k": 2}

@@ -1,4 +1,4 @@
-"""CDC's options changed in mid-history, truncations, logs made anew: every door says what a log lacks since when."""
+"""Changed CDC options, truncations and re-created logs: every entry point reports the gaps of a log and their times."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ FULL = CdcOptions(enabled=True, preimage="full", postimage=True)
         ([FULL, OFF, FULL], [("all writes", 1, 2)]),
     ],
 )
-def test_what_follows_from_options(options: list[CdcOptions], expected: list[tuple]) -> None:
-    """What is missing where the table had it at another time; nothing where nobody ever asked for it."""
-    history = [CdcOptionsSince(Microseconds(place), each) for place, each in enumerate(options)]
-    assert find_option_gaps(TableSchema("ks", "t", ()), history) == [OptionGap(*each) for each in expected]
+def test_gaps_follow_from_options(options: list[CdcOptions], expected: list[tuple]) -> None:
+    """A gap is what the table logged at another time; data that was never requested is no gap."""
+    history = [CdcOptionsSince(Microseconds(index), item) for index, item in enumerate(options)]
+    assert find_option_gaps(TableSchema("ks", "t", ()), history) == [OptionGap(*item) for item in expected]
 
 
 TABLE = "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true};"
 
 
-def test_a_script_tells_what_its_logs_lack(rehearsed: Rehearse) -> None:
-    """From the time that the next write has: what was written before has been told."""
+def test_a_script_reports_the_gaps_of_its_logs(rehearsed: Rehearse) -> None:
+    """A gap begins at the time of the next write, since earlier writes have been logged."""
     result = rehearsed(
         f"""{TABLE} INSERT INTO ks.t (pk, v) VALUES (1, 1);
         ALTER TABLE ks.t WITH cdc = {{'enabled': false}}; INSERT INTO ks.t (pk, v) VALUES (2, 2);
         ALTER TABLE ks.t WITH cdc = {{'enabled': true, 'preimage': 'full'}}; INSERT INTO ks.t (pk, v) VALUES (3, 3);"""
     )
     (table,) = result.tables
-    assert [len(each.rows) for each in result.outcomes] == [0, 1, 0, 0, 0, 1]
+    assert [len(outcome.rows) for outcome in result.outcomes] == [0, 1, 0, 0, 0, 1]
     off, on = Microseconds(NOW_US + 1), Microseconds(NOW_US + 2)
     assert table.missing == [
         OptionGap("all writes", off, on),
@@ -69,7 +69,7 @@ def test_a_script_tells_what_its_logs_lack(rehearsed: Rehearse) -> None:
 
 
 def test_a_truncated_table(rehearsed: Rehearse) -> None:
-    """The rows of before are gone, in the log they are not; rows of after are in both."""
+    """The earlier rows are missing from the table, but not from the log; later rows are in both."""
     result = rehearsed(f"{TABLE} INSERT INTO ks.t (pk) VALUES (1); TRUNCATE ks.t; INSERT INTO ks.t (pk) VALUES (2);")
     (table,) = result.tables
     assert [row["pk"] for row in table.base] == [2]
@@ -78,8 +78,8 @@ def test_a_truncated_table(rehearsed: Rehearse) -> None:
     ]
 
 
-def test_a_log_is_dropped_and_made_anew(accepted: Accepted, rehearsed: Rehearse) -> None:
-    """While CDC is off, and not before; the next log begins with the next write."""
+def test_a_log_is_dropped_and_created_again(accepted: Accepted, rehearsed: Rehearse) -> None:
+    """A log can be dropped only while CDC is off; the next log begins with the next write."""
     drop = "DROP TABLE ks.t_scylla_cdc_log"
     wrong = rehearsed(f"{TABLE} {drop};").outcomes[-1]
     assert "is the log of a table with CDC; turn that off first" in str(wrong.error)
@@ -87,42 +87,42 @@ def test_a_log_is_dropped_and_made_anew(accepted: Accepted, rehearsed: Rehearse)
         f"""{TABLE} INSERT INTO ks.t (pk) VALUES (1); ALTER TABLE ks.t WITH cdc = {{'enabled': false}}; {drop};
         ALTER TABLE ks.t WITH cdc = {{'enabled': true}}; INSERT INTO ks.t (pk) VALUES (2);"""
     )
-    assert [each.became for each in result.outcomes] == ["done"] * 6
+    assert [outcome.became for outcome in result.outcomes] == ["done"] * 6
     (table,) = result.tables
     assert [row["pk"] for row in table.replayed or ()] == [2]
     assert OptionGap("all writes to the log that was dropped", None, NOW_US) in table.missing
 
 
-def _kept(lake: Lake, text: str, at_us: Microseconds) -> None:
+def _apply(lake: Lake, text: str, at_us: Microseconds) -> None:
     result = commit_script(text, lake, Clock(at_us), Settings())
-    assert [str(each.error) for each in result.outcomes if each.error] == []
+    assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
 
 
-def test_what_is_kept_is_told_by_every_door(tmp_path: Path) -> None:
-    """The next script, the list of tables; also of a truncation, which the table's definition notes."""
+def test_stored_gaps_are_reported_by_every_entry_point(tmp_path: Path) -> None:
+    """The next script and the list of tables report them, including a truncation recorded in the table's definition."""
     home = tmp_path / "home"
     home.mkdir()
     lake = Lake(home / "lake")
-    _kept(lake, TABLE, NOW_US)
-    _kept(lake, "ALTER TABLE ks.t WITH cdc = {'enabled': true, 'preimage': true};", NOW_US + SECOND_US)
-    _kept(lake, "ALTER TABLE ks.t WITH cdc = {'enabled': false}; TRUNCATE ks.t;", NOW_US + SECOND_US * 2)
+    _apply(lake, TABLE, NOW_US)
+    _apply(lake, "ALTER TABLE ks.t WITH cdc = {'enabled': true, 'preimage': true};", NOW_US + SECOND_US)
+    _apply(lake, "ALTER TABLE ks.t WITH cdc = {'enabled': false}; TRUNCATE ks.t;", NOW_US + SECOND_US * 2)
     schema = read_table_schema(lake, "ks", "t")
     assert schema.truncated_us == NOW_US + 2_000_000
-    assert [each.options.preimage for each in options_history(cdc_tables.read_table_changes(lake), schema)] == [
+    assert [item.options.preimage for item in options_history(cdc_tables.read_table_changes(lake), schema)] == [
         "false",
         "true",
         "false",
     ]
-    times = [format_us(Microseconds(NOW_US + each)) for each in (1_000_000, 2_000_000)]
+    times = [format_us(Microseconds(NOW_US + item)) for item in (1_000_000, 2_000_000)]
     expected = [
         f"the log of ks.t lacks all writes from {times[1]} on",
         f"the log of ks.t lacks pre-images from the first write until {times[0]}",
         f"the log of ks.t lacks the truncation, which takes all that was written from the first write until {times[1]}",
     ]
     assert describe_gaps(lake) == expected
-    found = dry_run_on_stored_tables(
+    result = dry_run_on_stored_tables(
         "ALTER TABLE ks.t ADD w int", lake, Clock(Microseconds(NOW_US + 3_000_000)), Settings()
     )
-    assert [f"the log of ks.t lacks {gap}" for gap in found.tables[0].missing] == expected
-    shown = run("--home", home, "tables")
-    assert all(each in " ".join(shown.stderr.split()) for each in expected)
+    assert [f"the log of ks.t lacks {gap}" for gap in result.tables[0].missing] == expected
+    listed = run("--home", home, "tables")
+    assert all(item in " ".join(listed.stderr.split()) for item in expected)

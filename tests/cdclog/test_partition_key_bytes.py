@@ -1,4 +1,4 @@
-"""Partition keys in Arrow as bytes, column by column: the same bytes as value by value."""
+"""Partition keys in Arrow as bytes: column by column the same bytes as value by value."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "uuid": st.uuids().map(str),
     "date": st.integers(-(2**31), 2**31 - 1),
     "time": st.integers(0, 86_400 * 10**9 - 1),
-    # Delta counts microseconds, CQL milliseconds: what is between two of them belongs to the earlier one.
+    # Delta counts microseconds, CQL milliseconds: a time within a millisecond belongs to that millisecond.
     "timestamp": st.integers(-(10**15), 10**15).map(lambda us: _EPOCH + timedelta(microseconds=us)),
 }
 
 
 def table(*names: str) -> TableSchema:
-    """A table with partition key columns of these types."""
-    columns = [Column(f"p{place}", SCALAR_TYPES[name], "partition") for place, name in enumerate(names)]
+    """Return a table with partition key columns of these types."""
+    columns = [Column(f"p{index}", SCALAR_TYPES[name], "partition") for index, name in enumerate(names)]
     return TableSchema("ks", "t", (*columns, Column("v", SCALAR_TYPES["int"])), CdcOptions(enabled=True))
 
 
 @given(st.data(), st.lists(st.sampled_from(sorted(VALUES)), min_size=1, max_size=3))
 def test_columns_give_what_values_give(data: st.DataObject, names: list[str]) -> None:
-    """Keys of one column and of several, of every type that typed writes can have."""
+    """Keys of one column and of several, of every type that typed writes support, have the same bytes."""
     rows = data.draw(st.lists(st.tuples(*(VALUES[name] for name in names)), min_size=1, max_size=6))
     columns = [
         pa.array(list(column), pa.int32()).cast(pa.date32())
@@ -64,6 +64,6 @@ def test_columns_give_what_values_give(data: st.DataObject, names: list[str]) ->
 
 
 def test_types_without_columns_are_refused() -> None:
-    """With the way that such tables can be written."""
+    """The error names another way to write such tables."""
     with pytest.raises(InputError, match="p0 of type varint; write its table by CQL statements"):
         encode_partition_keys(table("varint"), [pa.array(["1"])])

@@ -1,4 +1,4 @@
-"""The property that proves the whole: what the log says is what was written, whatever was written."""
+"""The property that proves the whole: a log contains exactly what was written."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ def _logged(mutations: Iterable[Mutation], identity: bytes) -> list[dict[str, An
 
 
 def _contents(state: Mutation) -> dict[tuple, tuple]:
-    """What is in a replayed partition, in the model's words."""
+    """Return the contents of a replayed partition in the model's form."""
     alive = LivePartition(state)
-    found: dict[tuple, tuple] = {}
+    contents: dict[tuple, tuple] = {}
     rows = [(None, state.static), *((key, row.cells) for key, row in state.rows.items())]
     for key, columns in rows:
         deleted = state.partition_tombstone if key is None else alive.deleted_at(key)
@@ -48,15 +48,15 @@ def _contents(state: Mutation) -> dict[tuple, tuple]:
         for name, change in columns.items():
             if isinstance(change, CollectionChange):
                 if change.tombstone is not None and change.tombstone > deleted:
-                    found["tombstone", key, name] = (change.tombstone,)
+                    contents["tombstone", key, name] = (change.tombstone,)
                 elements = {element: cell for element, cell in change.elements.items() if cell.timestamp > deleted}
-                found |= {("element", key, name, element): _shown(cell) for element, cell in elements.items()}
+                contents |= {("element", key, name, element): _shown(cell) for element, cell in elements.items()}
             elif change.timestamp > deleted:
-                found["cell", key, name] = _shown(change)
+                contents["cell", key, name] = _shown(change)
     for key, row in state.rows.items():
         if row.marker is not None and row.marker.timestamp > (alive.deleted_at(key) or -1):
-            found["marker", key] = (row.marker.timestamp, row.marker.ttl)
-    return found
+            contents["marker", key] = (row.marker.timestamp, row.marker.ttl)
+    return contents
 
 
 def _shown(cell: Any) -> tuple:
@@ -77,7 +77,7 @@ def _every_key(schema: TableSchema, batches: list[list[Mutation]]) -> set[tuple]
 @settings(settings.get_profile("histories"))
 @given(histories())
 def test_the_replay_equals_the_model_at_every_prefix(history: tuple[TableSchema, list[list[Mutation]]]) -> None:
-    """Cells, markers and tombstones of the replayed log are those of an independent last-write-wins model."""
+    """Cells, markers and tombstones of the replayed log equal those of an independent last-write-wins model."""
     schema, batches = history
     event(f"{len(batches)} batches")
     models: dict[bytes, ModelPartition] = {}
@@ -93,21 +93,21 @@ def test_the_replay_equals_the_model_at_every_prefix(history: tuple[TableSchema,
         log += _logged(batch, bytes([number]))
         replayed = replay_log(schema, log)
         for name, expected in models.items():
-            found = replayed.get(name, Mutation(schema, states[name].partition_key))
-            assert _contents(found) == expected.contents()
-            assert found.partition_tombstone == expected.partition
-            assert found.row_tombstones == expected.rows
-            assert {key: LivePartition(found).deleted_at(key) for key in keys} == {
+            actual = replayed.get(name, Mutation(schema, states[name].partition_key))
+            assert _contents(actual) == expected.contents()
+            assert actual.partition_tombstone == expected.partition
+            assert actual.row_tombstones == expected.rows
+            assert {key: LivePartition(actual).deleted_at(key) for key in keys} == {
                 key: expected.deleted(key) for key in keys
             }
-            assert states[name] == found
+            assert states[name] == actual
 
 
 @given(histories(), st.integers(EPOCH_US, EPOCH_US + 10_000_000))
 def test_what_is_alive_equals_the_model(
     history: tuple[TableSchema, list[list[Mutation]]], now_us: Microseconds
 ) -> None:
-    """Rows, static rows and values at any time, with cells that have expired by then."""
+    """Rows, static rows and values are equal at any time, including cells that have expired by then."""
     schema, batches = history
     for partition in {batch[0].partition_key for batch in batches}:
         writes = [mutation for batch in batches if batch[0].partition_key == partition for mutation in batch]
@@ -121,13 +121,13 @@ def test_what_is_alive_equals_the_model(
         for key, row in {**expected, None: static}.items():
             columns = schema.statics if key is None else schema.regulars
             for column in columns:
-                mine = (alive.static() if key is None else alive.row(key)).get(column.name)
-                theirs = row.get(column.name)
+                actual = (alive.static() if key is None else alive.row(key)).get(column.name)
+                expected_value = row.get(column.name)
                 if column.type.multicell:
-                    assert alive.elements(column, key or ()) == (theirs or {})
-                    assert (mine is None) == (theirs is None)
+                    assert alive.elements(column, key or ()) == (expected_value or {})
+                    assert (actual is None) == (expected_value is None)
                 else:
-                    assert mine == theirs
+                    assert actual == expected_value
 
 
 @pytest.mark.parametrize(
@@ -137,13 +137,13 @@ def test_what_is_alive_equals_the_model(
         (TableSchema("ks", "t", (KEYS[0], Column("v", INT))), 4, -4),
     ],
 )
-def test_rows_that_the_service_deletes_are_gone(schema: TableSchema, user: int, service: int) -> None:
-    """Expired by a TTL column: operations -3 and -4 delete as 3 and 4 do (test/cqlpy/test_ttl_row.py)."""
+def test_rows_deleted_by_the_ttl_service_are_gone(schema: TableSchema, user: int, service: int) -> None:
+    """Expired by a TTL column, operations -3 and -4 delete as 3 and 4 do (test/cqlpy/test_ttl_row.py)."""
     key = (2,) if schema.clustering_key else ()
-    at, later = Microseconds(EPOCH_US), Microseconds(EPOCH_US + 9)
-    written = Mutation(schema, (1,), rows={key: RowChange(RowMarker(at), {"v": Cell(at, 3)})})
-    gone = Mutation(schema, (1,), row_tombstones={key: later}) if key else Mutation(schema, (1,), later)
-    rows = _logged([written], b"1") + _logged([gone], b"2")
+    written_us, later = Microseconds(EPOCH_US), Microseconds(EPOCH_US + 9)
+    written = Mutation(schema, (1,), rows={key: RowChange(RowMarker(written_us), {"v": Cell(written_us, 3)})})
+    deletion = Mutation(schema, (1,), row_tombstones={key: later}) if key else Mutation(schema, (1,), later)
+    rows = _logged([written], b"1") + _logged([deletion], b"2")
     assert [row["cdc$operation"] for row in rows] == [2, user]
     rows[1]["cdc$operation"] = service
     (state,) = replay_log(schema, rows).values()

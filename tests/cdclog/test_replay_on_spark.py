@@ -1,4 +1,4 @@
-"""Replay in volume: the rows of the base table that one process rebuilds, however the log's rows are cut and mixed."""
+"""Replay in volume: the rows that one process rebuilds, however the log's rows are split and mixed."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ NOW = st.none() | st.integers(EPOCH_US + 5_000_000, EPOCH_US + 9_000_010)
 
 
 def _logged(batches: Iterable[Sequence[Mutation]]) -> list[dict[str, Any]]:
-    """The log rows of batches of writes, each of one partition."""
+    """Return the log rows of batches of writes, each to one partition."""
     rows: list[dict[str, Any]] = []
     states: dict[bytes, Mutation] = {}
     for number, batch in enumerate(batches):
@@ -138,13 +138,13 @@ def _logged(batches: Iterable[Sequence[Mutation]]) -> list[dict[str, Any]]:
 
 
 def _expected(schema: TableSchema, rows: list[dict[str, Any]], now_us: Microseconds | None) -> list[str]:
-    """The rows that are replayed row by row, by partition and, inside, in clustering order."""
+    """Return the rows that are replayed one by one, by partition and then in clustering order."""
     base = BaseTable(schema, replay(schema, rows))
-    found = (base if now_us is None else base.without_expired(now_us)).rows()
-    # A column of a DataFrame has the nearest date that all readers have.
+    rows_of_table = (base if now_us is None else base.without_expired(now_us)).rows()
+    # A column of a DataFrame has the nearest date that all readers support.
     far, nearest = ODD.partition_key[-1].type.json(-800_000), "0001-01-01"
     return _by_partition(
-        schema, [{name: nearest if value == far else value for name, value in row.items()} for row in found]
+        schema, [{name: nearest if value == far else value for name, value in row.items()} for row in rows_of_table]
     )
 
 
@@ -158,15 +158,18 @@ def _found(schema: TableSchema, table: pa.Table) -> list[str]:
 
 
 def _by_partition(schema: TableSchema, rows: list[dict[str, Any]]) -> list[str]:
-    """Rows as text, which tells -0.0 from 0.0; partitions in any order, rows of one as they come."""
+    """Return rows as text, which distinguishes -0.0 from 0.0.
+
+    Partitions may be in any order, but not the rows within one.
+    """
     names = [column.name for column in schema.partition_key]
     return [str(row) for row in sorted(rows, key=lambda row: repr([row[name] for name in names]))]
 
 
-def _cut(table: pa.Table, places: list[int]) -> list[pa.RecordBatch]:
-    """The rows in batches that end at some places of theirs, some without rows."""
+def _split(table: pa.Table, positions: list[int]) -> list[pa.RecordBatch]:
+    """Return the rows in batches that end at some positions, some without rows."""
     (whole,) = table.combine_chunks().to_batches()
-    ends = [0, *sorted(place % whole.num_rows for place in places), whole.num_rows]
+    ends = [0, *sorted(position % whole.num_rows for position in positions), whole.num_rows]
     return [whole.slice(start, end - start) for start, end in pairwise(ends)]
 
 
@@ -178,7 +181,7 @@ def test_rows_come_in_any_order_and_by_any_parts_of_the_ring(
     places: list[int],
     order: random.Random,
 ) -> None:
-    """Rows in any order and any batches, packed and brought together, come to what one process makes of them."""
+    """Rows in any order and batches, packed and combined, give what one process rebuilds."""
     schema, batches = history
     rows = _logged(batches)
     assume(rows)
@@ -187,15 +190,15 @@ def test_rows_come_in_any_order_and_by_any_parts_of_the_ring(
     def keys(batch: pa.RecordBatch) -> pa.Array:
         return log_partition_keys(schema, pa.Table.from_batches([batch]))
 
-    packs = pack_batches(_cut(log_rows_to_arrow(schema, rows), places), keys, 5)
+    packs = pack_batches(_split(log_rows_to_arrow(schema, rows), places), keys, 5)
     blobs = pa.Table.from_batches(packs)
     parts = [blobs.filter(pa.array(blobs["part"].to_numpy() == part)) for part in range(5)]
-    found = [batch for part in parts if part.num_rows for batch in replay_batches(schema, unpack_rows(part), now_us)]
-    assert _found(schema, pa.Table.from_batches(found, select_schema(schema))) == _expected(schema, rows, now_us)
+    rebuilt = [batch for part in parts if part.num_rows for batch in replay_batches(schema, unpack_rows(part), now_us)]
+    assert _found(schema, pa.Table.from_batches(rebuilt, select_schema(schema))) == _expected(schema, rows, now_us)
 
 
-def test_a_row_without_a_key_or_of_no_log_is_refused() -> None:
-    """A null in the key, an unknown operation, a text that is no UUID and a batch in pieces: one line each."""
+def test_a_row_without_a_key_or_of_another_log_is_refused() -> None:
+    """A null in the key, an unknown operation, an invalid UUID and an incomplete batch each cause one line."""
     keys = pa.table({"p": pa.array([1, None], pa.int32())})
     with pytest.raises(InputError, match=r"^a log row has no p; every row of a CDC log has one$"):
         log_partition_keys(PLAIN, keys)
@@ -209,34 +212,34 @@ def test_a_row_without_a_key_or_of_no_log_is_refused() -> None:
         with pytest.raises(InputError, match=f"^{re.escape(message)}$"):
             list(replay_batches(PLAIN, log_rows_to_arrow(PLAIN, [row | dict([change])])))
     table = log_rows_to_arrow(PLAIN, [row])
-    place = table.schema.get_field_index("cdc$time")
-    bad = table.set_column(place, "cdc$time", pa.array(["never"]))
+    index = table.schema.get_field_index("cdc$time")
+    invalid = table.set_column(index, "cdc$time", pa.array(["never"]))
     with pytest.raises(InputError, match=r"^'never' is no value of type timeuuid$"):
-        list(replay_batches(PLAIN, bad))
+        list(replay_batches(PLAIN, invalid))
 
 
-def test_keys_are_told_apart_by_their_bytes() -> None:
-    """Every form that Arrow may have of a value gives one key, and two values two, whatever Spark thinks of them."""
+def test_keys_are_distinguished_by_their_bytes() -> None:
+    """Every Arrow form of a value gives the same key, and two values give two, whatever Spark considers equal."""
     rows = _logged([[_insert(ODD, key, number)] for number, key in enumerate(ODD_KEYS)])
     keys = log_partition_keys(ODD, log_rows_to_arrow(ODD, rows)).to_pylist()
     assert keys == [ODD.partition_bytes(row) for row in ODD_KEYS]
     assert len(set(keys)) == len(ODD_KEYS)
-    # Dates are named beside only where no column has them, whatever form the columns have.
+    # Dates are stored exactly only where no column can hold them, whatever form the columns have.
     other = _in_other_forms(log_rows_to_arrow(ODD, rows))
     assert not other.equals(log_rows_to_arrow(ODD, rows))
     assert log_partition_keys(ODD, other).to_pylist() == keys
 
 
 def test_a_log_of_keys_is_refused() -> None:
-    """A log of keys alone has nothing to be replayed; its rows are not even looked at."""
+    """A log of keys alone cannot be replayed, so its rows are not read."""
     frame: Any = None
     with pytest.raises(StateError, match=r"^ks\.plain logs keys alone \(delta 'keys'\)"):
         replay_dataframe(replace(PLAIN, cdc=CdcOptions(enabled=True, delta="keys")), frame)
 
 
 @pytest.mark.spark
-def test_spark_rebuilds_what_one_process_does(spark: SparkSession) -> None:
-    """Histories of many partitions, mixed, in batches smaller than a partition: statics, collections, ranges, TTLs."""
+def test_spark_rebuilds_the_same_as_one_process(spark: SparkSession) -> None:
+    """Mixed histories of many partitions, in batches smaller than a partition: statics, collections, ranges, TTLs."""
     with rows_a_batch(spark, 7):
         rows = _logged(_drawn(WIDE, [(number, text) for number in range(9) for text in ("a", "b")], 20))
         assert {row["cdc$operation"] for row in rows} == set(range(1, 9))
@@ -245,7 +248,7 @@ def test_spark_rebuilds_what_one_process_does(spark: SparkSession) -> None:
         _assert_replayed(spark, WIDE, rows, log_rows_to_arrow(WIDE, rows), None)
         _assert_replayed(spark, WIDE, rows, log_rows_to_arrow(WIDE, rows), Microseconds(EPOCH_US + 5_000_005))
 
-        # Images are passed over; the log has not yet seen what ALTER TABLE and ALTER TYPE have added.
+        # Images are ignored; the log does not yet have what ALTER TABLE and ALTER TYPE have added.
         rows = _logged(_drawn(IMAGED, [(number,) for number in range(20)], 12))
         assert {row["cdc$operation"] for row in rows} == {0, 1, 2, 4, 9}
         _assert_replayed(spark, ALTERED, rows, log_rows_to_arrow(IMAGED, rows), None)
@@ -257,14 +260,14 @@ def test_spark_rebuilds_what_one_process_does(spark: SparkSession) -> None:
 
 
 @pytest.mark.spark
-def test_a_bad_log_fails_the_job_with_one_line(spark: SparkSession) -> None:
-    """A batch without its end, a row without a key: the error of the task; a wrong column: that of the call."""
+def test_an_invalid_log_fails_the_job_with_one_line(spark: SparkSession) -> None:
+    """An incomplete batch or a missing key is the error of the task, a wrong column that of the call."""
     from pyspark.sql import functions as F
 
     rows = _logged([[_insert(PLAIN, (number,), number)] for number in range(3)])
     table = log_rows_to_arrow(PLAIN, rows)
     changes = spark.createDataFrame(table)
-    for bad, message in (
+    for invalid, message in (
         (
             changes.withColumn("cdc$end_of_batch", F.lit(None).cast("boolean")),
             r"the batch of \S+ in the log of ks\.plain is not complete",
@@ -275,7 +278,7 @@ def test_a_bad_log_fails_the_job_with_one_line(spark: SparkSession) -> None:
             pytest.raises(InputError, match=f"^replaying ks.plain: {message}$"),
             translate_errors("replaying ks.plain"),
         ):
-            replay_dataframe(PLAIN, bad).collect()
+            replay_dataframe(PLAIN, invalid).collect()
     with pytest.raises(InputError, match=r"^the changes have no column cdc\$ttl; every log of ks\.plain has it$"):
         replay_dataframe(PLAIN, changes.drop("cdc$ttl"))
     with pytest.raises(InputError, match=r"^column v of the changes is string; in a log of ks\.plain it is int$"):
@@ -294,7 +297,7 @@ def _assert_replayed(
 
 
 def _drawn(schema: TableSchema, keys: list[tuple[Any, ...]], count: int) -> list[list[Mutation]]:
-    """Batches of writes to partitions with these keys, as hypothesis draws them."""
+    """Return batches of writes to partitions with these keys, drawn by hypothesis."""
     batch = st.sampled_from(keys).flatmap(lambda key: st.lists(mutations(schema, key), min_size=1, max_size=4))
     drawn: list[list[Mutation]] = []
 
@@ -308,9 +311,9 @@ def _drawn(schema: TableSchema, keys: list[tuple[Any, ...]], count: int) -> list
 
 
 def _in_other_forms(table: pa.Table) -> pa.Table:
-    """The log of `ODD` with one in three UUIDs in capitals, and one in three times amid its millisecond."""
-    texts = [text.upper() if place % 3 == 0 else text for place, text in enumerate(table["c"].to_pylist())]
-    times = [time + 300 * (place % 3 == 1) for place, time in enumerate(table["d"].cast(pa.int64()).to_pylist())]
+    """Return the log of `ODD` with every third UUID in capitals, and every third time within its millisecond."""
+    texts = [text.upper() if index % 3 == 0 else text for index, text in enumerate(table["c"].to_pylist())]
+    times = [time + 300 * (index % 3 == 1) for index, time in enumerate(table["d"].cast(pa.int64()).to_pylist())]
     table = table.set_column(table.schema.get_field_index("c"), table.schema.field("c"), pa.array(texts))
     kind = table.schema.field("d")
     return table.set_column(table.schema.get_field_index("d"), kind, pa.array(times, kind.type))

@@ -1,4 +1,4 @@
-"""The property that proves the whole: scripts of CQL on any table, their logs replayed, a model that saw the same."""
+"""The property that proves the whole: scripts of CQL on any table, the replay of their logs, and a model agree."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ histories = tables.flatmap(lambda schema: st.tuples(st.just(schema), scripts(sch
 
 
 def _expected(schema: TableSchema, models: dict[tuple, ModelPartition]) -> list[dict[str, Any]]:
-    """The rows of SELECT * by the model, in any order."""
+    """Return the rows of SELECT * by the model, in any order."""
     rows = []
     for partition, model in models.items():
         selected = model.select(Microseconds(0))
         static = selected.pop(None, {})
         alive = {key: row for key, row in selected.items() if key is not None}
         keyed = dict(zip((column.name for column in schema.partition_key), partition, strict=True))
-        found = [
+        live_rows = [
             keyed | dict(zip((column.name for column in schema.clustering_key), key, strict=True)) | static | row
             for key, row in alive.items()
         ]
-        rows += found or ([keyed | static] if static else [])
+        rows += live_rows or ([keyed | static] if static else [])
     return [{column.name: _shown(column.type, row.get(column.name)) for column in schema.columns} for row in rows]
 
 
 def _shown(kind: Any, value: Any) -> Any:
-    """A model's value as JSON has it."""
+    """Return a model's value in its JSON form."""
     if isinstance(kind, ListType) and kind.multicell and value is not None:
-        # Version 1 UUIDs sort by time first; of one time by the signed bytes behind it.
+        # Version 1 UUIDs sort by time first; equal times sort by the remaining bytes as signed.
         order = sorted(value, key=lambda key: (key.time, [byte - 256 * (byte > 127) for byte in key.bytes[8:]]))
         return [value[key] for key in order]
     if isinstance(value, dict):
@@ -66,13 +66,13 @@ DRAWN = (
     *("an image", "changed options", "INSERT (done)", "INSERT (not applied)", "UPDATE (not applied)"),
     *("DELETE (done)", "DELETE (not applied)", "BATCH (done)"),
 )
-"""What has to be among the statements of a run of many histories."""
+"""The kinds of statements that a run of many histories has to contain."""
 _MANY = 1000
 
 
 @pytest.mark.long("hundreds of random histories, judged after each statement")
 def test_base_and_replay_equal_the_model_at_every_prefix(streams_home: Path, request: pytest.FixtureRequest) -> None:
-    """After every statement: what the table shows, what its log rebuilds, and what the rules say; all kinds are met."""
+    """After every statement the table, the replay of its log and the model are equal; all kinds of statements occur."""
     tally: Counter[str] = Counter()
 
     @settings(settings.get_profile("histories"))
@@ -84,41 +84,41 @@ def test_base_and_replay_equal_the_model_at_every_prefix(streams_home: Path, req
     judge()
     kinds = ", ".join(f"{count} {kind}" for kind, count in sorted(tally.items()) if kind != "histories")
     capture = request.config.pluginmanager.get_plugin("capturemanager")
-    # Told with -q as well.
+    # Printed with -q as well.
     with nullcontext() if capture is None else capture.global_and_fixture_disabled():
         print(f"\n{tally['histories']} histories equal the model; statements: {kinds}")
-    # The rarest comes in one history of a hundred.
+    # The rarest kind occurs in one history of a hundred.
     assert tally["histories"] < _MANY or [kind for kind in DRAWN if not tally[kind]] == []
 
 
 def _judge(script: Script, schema: TableSchema, written: list[Written], tally: Counter[str]) -> None:
     result = script.run(parse_statements(definition(schema)))
-    assert [str(each.error) for each in result.outcomes if each.error] == []
+    assert [str(statement.error) for statement in result.outcomes if statement.error] == []
     models: dict[tuple, ModelPartition] = {}
-    told: dict[tuple, ModelPartition] = {}
-    logs = True
-    for place, each in enumerate(written):
-        result = script.run(parse_statements(each.text))
+    logged_models: dict[tuple, ModelPartition] = {}
+    is_logged = True
+    for index, statement in enumerate(written):
+        result = script.run(parse_statements(statement.text))
         assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
-        tally.update(drawn_of(each, written[:place]) | _seen(result.outcomes))
-        logs = logs if each.logs is None else each.logs
-        if _applies(models, each, result.outcomes[0]):
-            for mutation in each.mutations:
-                for kept in (models, told) if logs else (models,):
-                    kept.setdefault(mutation.partition_key, _fresh(schema)).apply(mutation)
+        tally.update(drawn_of(statement, written[:index]) | _seen(result.outcomes))
+        is_logged = is_logged if statement.logs is None else statement.logs
+        if _applies(models, statement, result.outcomes[0]):
+            for mutation in statement.mutations:
+                for model_set in (models, logged_models) if is_logged else (models,):
+                    model_set.setdefault(mutation.partition_key, _fresh(schema)).apply(mutation)
         (table,) = result.tables
         assert isinstance(table, TouchedTable)
         assert _sorted(table.base) == _sorted(_expected(schema, models))
-        assert (table.replayed is None) == (not logs)
+        assert (table.replayed is None) == (not is_logged)
         if table.replayed is not None:
-            assert _sorted(table.replayed) == _sorted(_expected(schema, told))
+            assert _sorted(table.replayed) == _sorted(_expected(schema, logged_models))
 
 
 def _seen(outcomes: Sequence[StatementOutcome]) -> set[str]:
-    """What became of statements, by kind, and whether they have images."""
+    """Return the outcomes of statements by kind, and whether they have images."""
     logged = {row["cdc$operation"] for outcome in outcomes for row in outcome.rows}
-    became = {f"{outcome.statement.kind} ({outcome.became})" for outcome in outcomes}
-    return became | ({"an image"} if logged & {Operation.PRE_IMAGE, Operation.POST_IMAGE} else set())
+    outcome_names = {f"{outcome.statement.kind} ({outcome.became})" for outcome in outcomes}
+    return outcome_names | ({"an image"} if logged & {Operation.PRE_IMAGE, Operation.POST_IMAGE} else set())
 
 
 def _fresh(schema: TableSchema) -> ModelPartition:
@@ -129,12 +129,12 @@ def _fresh(schema: TableSchema) -> ModelPartition:
 
 
 def _applies(models: dict[tuple, ModelPartition], written: Written, outcome: StatementOutcome) -> bool:
-    """Whether a statement takes effect: a conditional one if its row is there, or is not, by the model."""
+    """Return True if a statement takes effect; a conditional one needs its row present, or absent, in the model."""
     if written.asks is None:
         return True
     partition, key, exists = written.asks
-    there = partition in models and key in models[partition].select(0)
-    applied = there == exists
+    is_present = partition in models and key in models[partition].select(0)
+    applied = is_present == exists
     assert outcome.became == ("done" if applied else "not applied")
     assert applied or outcome.rows == []
     return applied

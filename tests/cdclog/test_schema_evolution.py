@@ -1,4 +1,4 @@
-"""Columns of a log whose base table was altered, a user type's fields and a column's type, by every reader."""
+"""Columns of a log whose table was altered, in a user type's fields or a column's type, as every reader sees them."""
 
 from __future__ import annotations
 
@@ -42,19 +42,19 @@ WRAPPED: dict[str, tuple[CqlType, CqlType, Any, Any]] = {
 
 
 @pytest.mark.parametrize("name", WRAPPED)
-def test_an_older_value_has_null_in_the_fields_that_were_added(name: str) -> None:
-    """Fields by their places, whatever they are called; nulls and parts of an array stay what they are."""
+def test_an_older_value_has_null_in_added_fields(name: str) -> None:
+    """Fields match by position, whatever their names; nulls and slices of an array stay correct."""
     old, new, value, grown = WRAPPED[name]
-    stored, wanted = arrow_type(old), arrow_type(new)
+    stored, target = arrow_type(old), arrow_type(new)
     assert is_compatible_type(stored, new)
     assert has_new_fields(stored, new)
-    assert not has_new_fields(wanted, new)
+    assert not has_new_fields(target, new)
     values = pa.array([None, value, None, value], stored)
-    for first, count in itertools.product(range(4), range(1, 5)):
-        expected = [None, grown, None, grown][first : first + count]
-        assert convert_values(values.slice(first, count), wanted).to_pylist() == expected
-    assert convert_values(pa.chunked_array([values, values.slice(1, 1)]), wanted).to_pylist()[-1] == grown
-    assert convert_values(pa.array([], stored), wanted).type == wanted
+    for start, count in itertools.product(range(4), range(1, 5)):
+        expected = [None, grown, None, grown][start : start + count]
+        assert convert_values(values.slice(start, count), target).to_pylist() == expected
+    assert convert_values(pa.chunked_array([values, values.slice(1, 1)]), target).to_pylist()[-1] == grown
+    assert convert_values(pa.array([], stored), target).type == target
 
 
 @pytest.mark.parametrize(
@@ -73,8 +73,8 @@ def test_an_older_value_has_null_in_the_fields_that_were_added(name: str) -> Non
     ],
     ids=str,
 )
-def test_another_type_is_not_a_grown_one(stored: CqlType, kind: CqlType) -> None:
-    """Not even where its fields or parts are the same at the beginning."""
+def test_another_type_is_not_compatible(stored: CqlType, kind: CqlType) -> None:
+    """Another type is refused even if its fields or parts begin in the same way."""
     assert not is_compatible_type(arrow_type(stored), kind)
 
 
@@ -101,27 +101,27 @@ ROWS = [
     {"p": 2, "w": None, "v": None, "f": None},
     {"p": 4, "w": "ten", "v": None, "f": None},
 ]
-"""The rows of the log by hand, as they are once all scripts have run."""
+"""The expected rows of the log after all scripts, written by hand."""
 
 
 class Home:
-    """A home at a clock that goes on by a minute with each command."""
+    """A home whose clock advances by a minute with each command."""
 
     def __init__(self, home: Path) -> None:
         self.home, self.minute = home, 0
 
     def run(self, *words: object) -> Answer:
-        """Run a command, which has to succeed."""
+        """Run a command and assert that it succeeds."""
         self.minute += 1
-        at = f"2026-01-02T{self.minute // 60:02}:{self.minute % 60:02}:00Z"
-        answer = run("--home", self.home, "--clock", at, *map(str, words))
+        clock = f"2026-01-02T{self.minute // 60:02}:{self.minute % 60:02}:00Z"
+        answer = run("--home", self.home, "--clock", clock, *map(str, words))
         assert answer.exit_code == 0, answer
         return answer
 
 
 @pytest.fixture
 def altered(streams_home: Path, tmp_path: Path) -> Home:
-    """A home that has kept all scripts, and whose consumer has read on behind each of them."""
+    """Return a home that has applied all scripts, with a consumer that has read on after each of them."""
     home = Home(Path(shutil.copytree(streams_home, tmp_path / "home")))
     for number, text in enumerate(SCRIPTS):
         script = tmp_path / f"{number}.cql"
@@ -132,16 +132,16 @@ def altered(streams_home: Path, tmp_path: Path) -> Home:
     return home
 
 
-def rows_in(home: Home, table: str) -> list[dict[str, Any]]:
-    """The rows of a log or of a copy of it, oldest first, in the columns that are of interest."""
-    found = home.run("sql", f'SELECT p, w, v, f FROM {table} ORDER BY "cdc$timestamp", "cdc$batch_seq_no"', "--json")
-    return found.rows
+def read_rows(home: Home, table: str) -> list[dict[str, Any]]:
+    """Return the rows of a log or of a copy of it, oldest first, in the columns of interest."""
+    answer = home.run("sql", f'SELECT p, w, v, f FROM {table} ORDER BY "cdc$timestamp", "cdc$batch_seq_no"', "--json")
+    return answer.rows
 
 
-def test_every_reader_has_each_value_of_a_type_that_grew(altered: Home, tmp_path: Path) -> None:
-    """The log, both consumers, the export and the table that is rebuilt: no value is lost, no deletion is made."""
+def test_every_reader_has_each_value_of_an_extended_type(altered: Home, tmp_path: Path) -> None:
+    """The log, both consumers, the export and the rebuilt table lose no value and invent no deletion."""
     for table in ("ks.t_scylla_cdc_log", "ks.t_scylla_cdc_log_follower", "ks.t_scylla_cdc_log_late"):
-        assert rows_in(altered, table) == ROWS, table
+        assert read_rows(altered, table) == ROWS, table
     altered.run("export", tmp_path / "exported")
     with (tmp_path / "exported" / "logs" / "ks.t_scylla_cdc_log.csv").open(encoding="utf-8", newline="") as file:
         exported = list(csv.DictReader(file, doublequote=False, escapechar="\\"))
@@ -150,11 +150,11 @@ def test_every_reader_has_each_value_of_a_type_that_grew(altered: Home, tmp_path
     assert exported[0]["v"] == "{b: 1, c: 'x', d: <null>}"
     assert exported[0]["m"] == "{{b: 4, c: <null>, d: <null>}: 4}"
     assert {row["cdc$deleted_w"] for row in exported} == {"<null>"}
-    look = tmp_path / "look.cql"
-    look.write_text("INSERT INTO ks.t (p) VALUES (5);", encoding="utf-8")
-    shown = altered.run("cql", "run", look, "--json").json["tables"]["ks.t"]
-    assert shown["replayed"] == shown["base"]
-    assert {row["p"]: (row["w"], row["v"]) for row in shown["base"]} == {
+    probe = tmp_path / "look.cql"
+    probe.write_text("INSERT INTO ks.t (p) VALUES (5);", encoding="utf-8")
+    table_result = altered.run("cql", "run", probe, "--json").json["tables"]["ks.t"]
+    assert table_result["replayed"] == table_result["base"]
+    assert {row["p"]: (row["w"], row["v"]) for row in table_result["base"]} == {
         1: (None, {"b": 5, "c": "x", "d": None}),
         2: (None, {"b": 1, "c": "x", "d": None}),
         3: (None, {"b": 3, "c": None, "d": "new"}),
@@ -164,10 +164,10 @@ def test_every_reader_has_each_value_of_a_type_that_grew(altered: Home, tmp_path
 
 
 @pytest.mark.parametrize("point", failpoints.SCRIPT_POINTS)
-def test_a_killed_alteration_ends_where_it_would_have_ended(streams_home: Path, tmp_path: Path, point: str) -> None:
-    """Whatever of a log was rewritten by then: the next script finishes it, and no row is lost or there twice."""
+def test_a_killed_alteration_has_the_same_result(streams_home: Path, tmp_path: Path, point: str) -> None:
+    """Whatever part of a log was rewritten, the next script completes it, and no row is lost or duplicated."""
     text = f"{SCRIPTS[1]} {SCRIPTS[2]} ALTER TABLE ks.t DROP w; UPDATE ks.t SET v.b = 5 WHERE p = 1;"
-    found = []
+    rows_by_home = []
     for name in ("whole", "killed"):
         home = Home(Path(shutil.copytree(streams_home, tmp_path / name)))
         for number, script in enumerate([SCRIPTS[0], text]):
@@ -184,21 +184,21 @@ def test_a_killed_alteration_ends_where_it_would_have_ended(streams_home: Path, 
             "--apply",
         ]
         environment = os.environ | ({failpoints.KILL_AT_VARIABLE: point} if name == "killed" else {})
-        done = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, "-m", "cdc_platform", *command], env=environment, capture_output=True, check=False
         )
-        assert done.returncode == (-signal.SIGKILL if name == "killed" else 0)
+        assert completed.returncode == (-signal.SIGKILL if name == "killed" else 0)
         (tmp_path / "2.cql").write_text("SELECT 1", encoding="utf-8")
         run("--home", home.home, "--clock", "2026-01-02T00:03:00Z", "cql", "run", tmp_path / "2.cql", "--apply")
         order = 'SELECT * FROM ks.t_scylla_cdc_log ORDER BY "cdc$timestamp", "cdc$batch_seq_no"'
-        found.append(run("--home", home.home, "sql", order, "--json").rows)
-    assert found[0] == found[1]
-    assert [row["v"]["b"] for row in found[0]] == [1, 1, 5]
-    assert "w" not in found[0][0]
+        rows_by_home.append(run("--home", home.home, "sql", order, "--json").rows)
+    assert rows_by_home[0] == rows_by_home[1]
+    assert [row["v"]["b"] for row in rows_by_home[0]] == [1, 1, 5]
+    assert "w" not in rows_by_home[0][0]
 
 
-def test_a_home_with_an_altered_log_is_sound(altered: Home) -> None:
-    """Every row is as it was committed, and the consumers have what the log has."""
-    found = run("--home", altered.home, "--clock", "2026-01-03T00:00:00Z", "check", "--deep", "--json").rows
-    failed = [each["invariant"] for each in found if not each["passed"]]
+def test_a_home_with_an_altered_log_passes_its_checks(altered: Home) -> None:
+    """Every row matches its commit, and the consumers have the rows of the log."""
+    results = run("--home", altered.home, "--clock", "2026-01-03T00:00:00Z", "check", "--deep", "--json").rows
+    failed = [result["invariant"] for result in results if not result["passed"]]
     assert [name for name in failed if name != "refines_vnodes"] == []  # the home has no ring

@@ -1,4 +1,4 @@
-"""Values and names that no column of Delta has: kept all the same, read back as they were, and open to any reader."""
+"""Values and names that no Delta column supports are stored, read back exactly, and open to any reader."""
 
 from __future__ import annotations
 
@@ -47,19 +47,19 @@ TABLES = {
 
 
 @pytest.mark.parametrize("name", TABLES)
-def test_what_is_kept_is_read_back(streams_home: Path, tmp_path: Path, spark: SparkSession, name: str) -> None:
-    """Over the whole range of each type, as keys and inside of others; the log opens in Spark and in deltalake."""
+def test_stored_values_are_read_back(streams_home: Path, tmp_path: Path, spark: SparkSession, name: str) -> None:
+    """This covers the whole range of each type, as keys and nested; Spark and deltalake open the log."""
     shutil.copytree(streams_home, tmp_path / "home")
     lake = Lake(tmp_path / "home/lake")
     result = commit_script(TABLES[name], lake, Clock(NOW_US), Settings())
-    assert [str(each.error)[:200] for each in result.outcomes if each.error] == []
+    assert [str(outcome.error)[:200] for outcome in result.outcomes if outcome.error] == []
     (expected,) = (table.base for table in result.tables)
     key = "p = 99 AND i = 99" if name == "keys" else "p = 99"
-    found = dry_run_on_stored_tables(
+    rerun = dry_run_on_stored_tables(
         f"DELETE FROM ks.{name} WHERE {key};", lake, Clock(Microseconds(NOW_US + 1)), Settings()
     )
-    assert next(table.base for table in found.tables) == expected
+    assert next(table.base for table in rerun.tables) == expected
     path = lake.path(log_table(read_table_schema(lake, "ks", name)))
-    rows = sum(len(each.rows) for each in result.outcomes)
+    rows = sum(len(outcome.rows) for outcome in result.outcomes)
     assert DeltaTable(path).to_pyarrow_table().num_rows == rows
     assert len(spark.read.format("delta").load(path).collect()) == rows

@@ -1,4 +1,4 @@
-"""Schemas as CQL and back: what is kept of a table is all that its log depends on."""
+"""Schemas as CQL and back: the stored definition of a table contains all that its log depends on."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ SCRIPTS = {
 }  # fmt: skip
 
 
-def defined(script: str) -> tuple[Catalog, TableSchema]:
-    """The catalog that a script makes, and its table ks.t."""
+def define(script: str) -> tuple[Catalog, TableSchema]:
+    """Return the catalog that a script creates, and its table ks.t."""
     catalog = Catalog()
     for statement in parse_statements(script):
         assert isinstance(statement.body, DefinitionStatement)
@@ -39,29 +39,30 @@ def defined(script: str) -> tuple[Catalog, TableSchema]:
 
 
 @pytest.mark.parametrize("script", SCRIPTS.values(), ids=SCRIPTS)
-def test_a_schema_is_made_again_from_its_ddl(script: str) -> None:
-    """Columns, types, order, options: everything is as it was."""
-    catalog, schema = defined(script)
-    known = CdcTable("ks", "t", True, 0, Milliseconds(7), format_ddl(catalog, schema))
-    assert load_table_schemas(Catalog(), [known]) == [schema]
+def test_a_schema_is_restored_from_its_ddl(script: str) -> None:
+    """Columns, types, order and options are restored."""
+    catalog, schema = define(script)
+    stored_table = CdcTable("ks", "t", True, 0, Milliseconds(7), format_ddl(catalog, schema))
+    assert load_table_schemas(Catalog(), [stored_table]) == [schema]
 
 
-def test_tables_that_share_a_type_are_known_together() -> None:
-    """The type is in the definition of each, and once in the catalog."""
-    catalog, schema = defined(
+def test_tables_that_share_a_type_are_loaded_together() -> None:
+    """The definition of each table contains the type, and the catalog has it once."""
+    catalog, schema = define(
         """CREATE TYPE ks.ut (a int); CREATE TABLE ks.t (pk int PRIMARY KEY, u ut);
         CREATE TABLE ks.u (pk int PRIMARY KEY, u ut);"""
     )
     other = catalog.table(QualifiedName("ks", "u"))
     tables = [
-        CdcTable("ks", each.name, True, 0, Milliseconds(7), format_ddl(catalog, each)) for each in (schema, other)
+        CdcTable("ks", table_schema.name, True, 0, Milliseconds(7), format_ddl(catalog, table_schema))
+        for table_schema in (schema, other)
     ]
     assert load_table_schemas(Catalog(), tables) == [schema, other]
 
 
-def test_the_schema_of_a_table_is_found_in_the_lake(lake: Lake) -> None:
-    """With the creation that was stated, else the oldest possible; one that was added without definition has none."""
-    catalog, schema = defined(SCRIPTS["simple"])
+def test_the_schema_of_a_table_is_read_from_the_lake(lake: Lake) -> None:
+    """It has the stated creation time, else the earliest possible; a table added without definition has no schema."""
+    catalog, schema = define(SCRIPTS["simple"])
     clock, ddl = Clock(Microseconds(9_000)), format_ddl(catalog, schema)
     cdc_tables.add_cdc_table(lake, clock, "ks", "t", ttl_seconds=86_400, ddl=ddl)
     cdc_tables.add_cdc_table(lake, clock, "ks", "bare", ttl_seconds=86_400)
@@ -72,8 +73,8 @@ def test_the_schema_of_a_table_is_found_in_the_lake(lake: Lake) -> None:
         read_table_schema(lake, "ks", "bare")
 
 
-def test_definitions_are_the_statements_of_a_script(rehearsed: Rehearse) -> None:
-    """What is kept can be run as it stands."""
-    catalog, schema = defined(SCRIPTS["types"])
+def test_definitions_are_valid_scripts(rehearsed: Rehearse) -> None:
+    """A stored definition can be run as a script."""
+    catalog, schema = define(SCRIPTS["types"])
     result = rehearsed(format_ddl(catalog, schema))
-    assert [str(each.error) for each in result.outcomes if each.error] == []
+    assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []

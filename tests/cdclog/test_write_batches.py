@@ -1,4 +1,4 @@
-"""Batches of base writes in tables outside of the home: each in the log once, in its streams, or refused as a whole."""
+"""Batches of base writes in tables outside the home: each is logged once, in its streams, or refused as a whole."""
 
 from __future__ import annotations
 
@@ -44,23 +44,23 @@ Write = dict[str, Any]
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """Two generations, and `ks.t (p, k, v)` with an empty log."""
+    """Create two generations, and `ks.t (p, k, v)` with an empty log."""
     return Lake(home_with_log(tmp_path) / "lake")
 
 
 @pytest.fixture
 def workers() -> TaskRunner:
-    """This process."""
+    """Return a runner in this process."""
     return TaskRunner.alone()
 
 
 def draw(count: int, seed: int = 0) -> list[Write]:
-    """Writes of every operation over both generations, at times of their own, in no order."""
+    """Return writes of every operation in both generations, at distinct times, in no order."""
     pick = random.Random(seed)
     times = pick.sample(range(BEGIN_US, BEGIN_US + SPAN_US), count)
     writes = []
-    for at in times:
-        write: Write = {"timestamp": at, "p": pick.randrange(9), "k": pick.randrange(6)}
+    for written_us in times:
+        write: Write = {"timestamp": written_us, "p": pick.randrange(9), "k": pick.randrange(6)}
         write["operation"] = pick.choice([1, 2, 2, 2, 3, 4])
         if write["operation"] == 4:
             write["k"] = None
@@ -72,7 +72,7 @@ def draw(count: int, seed: int = 0) -> list[Write]:
 
 
 def save(writes: list[Write], path: Path, *, delta: bool = False) -> str:
-    """A table with these writes and the columns that any of them has."""
+    """Save a table with these writes and the columns that any of them has."""
     names = [name for name in TYPES if any(name in write for write in writes)]
     table = pa.Table.from_pylist(writes, schema=pa.schema({name: TYPES[name] for name in names}))
     if delta:
@@ -83,7 +83,7 @@ def save(writes: list[Write], path: Path, *, delta: bool = False) -> str:
 
 
 def stream_of(write: Write) -> bytes:
-    """The stream of a write: by big integers, from the description of the generation that operates then."""
+    """Return the stream of a write by big integers, from the description of the generation that operates then."""
     description = generation(ID if write["timestamp"] < SWITCH_US else OTHER_ID)
     token = oracle.token_of(struct.pack(">i", write["p"]))
     entries = sorted((description.entry(row) for row in range(len(description))), key=lambda entry: entry.range_end)
@@ -91,13 +91,13 @@ def stream_of(write: Write) -> bytes:
     return bytes(entry.streams[oracle.shard_of(token, len(entry.streams), entry.ignore_msb)])
 
 
-def logged(lake: Lake) -> list[Write]:
-    """The rows of the log."""
+def log_rows(lake: Lake) -> list[Write]:
+    """Return the rows of the log."""
     return lake.read(log_table(schema(lake))).to_pylist()
 
 
 def expected_row(write: Write) -> tuple[Any, ...]:
-    """What a log tells of a write to this table: one row each."""
+    """Return the log row of a write to this table; each write has one."""
     operation, has_ttl = write["operation"], (write.get("ttl") or 0) > 0
     is_alone = "cdc$deleted_v" in write and has_ttl and operation == 1
     return (
@@ -112,68 +112,66 @@ def expected_row(write: Write) -> tuple[Any, ...]:
     )
 
 
-def found_row(row: Write) -> tuple[Any, ...]:
-    """The same of a row of the log."""
-    at = int(row["cdc$timestamp"].timestamp() * 1_000_000 + 0.5)
+def actual_row(row: Write) -> tuple[Any, ...]:
+    """Return the same fields of a row of the log."""
+    written_us = int(row["cdc$timestamp"].timestamp() * 1_000_000 + 0.5)
     names = ("p", "k", "v", "cdc$deleted_v", "cdc$ttl")
-    return (row["cdc$stream_id"], at, row["cdc$operation"], *(row[name] for name in names))
+    return (row["cdc$stream_id"], written_us, row["cdc$operation"], *(row[name] for name in names))
 
 
 def state(writes: list[Write], as_of: int) -> dict[tuple[int, int], int | None]:
-    """The rows of the table at a time, from the writes alone: the newest write of each cell and marker wins."""
+    """Return the rows of the table at a time, from the writes alone: the newest write of each cell and marker wins."""
     ordered = sorted((write for write in writes if write["timestamp"] <= as_of), key=lambda write: write["timestamp"])
     markers: dict[tuple[int, int], Write] = {}
     cells: dict[tuple[int, int], Write] = {}
     for write in ordered:
         key, operation = (write["p"], write["k"]), write["operation"]
         if operation >= 3:
-            for known in (markers, cells):
-                for gone in [other for other in known if other == key or (operation == 4 and other[0] == key[0])]:
-                    del known[gone]
+            for live in (markers, cells):
+                for deleted_key in [other for other in live if other == key or (operation == 4 and other[0] == key[0])]:
+                    del live[deleted_key]
         if operation == 2:
             markers[key] = write
         if operation < 3:
             cells[key] = write
 
-    def lives(write: Write | None) -> bool:
+    def is_live(write: Write | None) -> bool:
         ttl = 0 if write is None else write.get("ttl") or 0
         return write is not None and (not ttl or write["timestamp"] + ttl * 1_000_000 > as_of)
 
-    values = {key: write["v"] for key, write in cells.items() if "v" in write and lives(write)}
-    return {key: None for key, write in markers.items() if lives(write)} | values
+    values = {key: write["v"] for key, write in cells.items() if "v" in write and is_live(write)}
+    return {key: None for key, write in markers.items() if is_live(write)} | values
 
 
-def rebuilt(lake: Lake) -> dict[tuple[int, int], int | None]:
-    """The rows of the rebuilt table."""
+def rebuilt_rows(lake: Lake) -> dict[tuple[int, int], int | None]:
+    """Return the rows of the rebuilt table."""
     rows = lake.read(rebuilt_table(schema(lake))).to_pylist()
     assert len({(row["p"], row["k"]) for row in rows}) == len(rows)
     return {(row["p"], row["k"]): row["v"] for row in rows}
 
 
 @pytest.mark.parametrize("delta", [False, True], ids=["parquet", "delta"])
-def test_a_batch_is_in_the_log_once_in_its_streams(
-    lake: Lake, tmp_path: Path, workers: TaskRunner, *, delta: bool
-) -> None:
-    """Each write is there with the stream of an oracle; the batch again, in other files and order, adds nothing."""
+def test_a_batch_is_logged_once_in_its_streams(lake: Lake, tmp_path: Path, workers: TaskRunner, *, delta: bool) -> None:
+    """Each write has the stream of an oracle; the same batch in other files and order adds nothing."""
     writes = [write for write in draw(400) if not ("cdc$deleted_v" in write and write.get("ttl"))]
     source = save(writes, tmp_path / "writes", delta=delta)
-    done = append_batch(lake, "ks", "t", source, "one", workers)
-    assert (done.appended, done.writes, done.log_rows) == (True, len(writes), len(writes))
-    assert sorted(map(repr, map(found_row, logged(lake)))) == sorted(map(repr, map(expected_row, writes)))
+    result = append_batch(lake, "ks", "t", source, "one", workers)
+    assert (result.appended, result.writes, result.log_rows) == (True, len(writes), len(writes))
+    assert sorted(map(repr, map(actual_row, log_rows(lake)))) == sorted(map(repr, map(expected_row, writes)))
     version = lake.version(log_table(schema(lake)))
     shuffled = random.Random(1).sample(writes, len(writes))
-    for again in (source, save(shuffled, tmp_path / "shuffled"), save(shuffled, tmp_path / "delta", delta=True)):
-        repeated = append_batch(lake, "ks", "t", again, "one", workers)
+    for other_source in (source, save(shuffled, tmp_path / "shuffled"), save(shuffled, tmp_path / "delta", delta=True)):
+        repeated = append_batch(lake, "ks", "t", other_source, "one", workers)
         assert (repeated.appended, repeated.writes) == (False, len(writes))
     assert lake.version(log_table(schema(lake))) == version
     assert {finding.violations for finding in audit_logs(lake, workers)} == {0}
 
 
 def test_other_content_is_refused(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
-    """Under a name that the log has; and the same writes under another name, whole or in part."""
+    """A known name with other content is refused, and so are the same writes under another name, whole or in part."""
     writes = draw(50)
     append_batch(lake, "ks", "t", save(writes, tmp_path / "one"), "one", workers)
-    before = logged(lake)
+    before = log_rows(lake)
     more = save([*writes, {"timestamp": BEGIN_US, "operation": 2, "p": 1, "k": 1, "v": 1}], tmp_path / "more")
     for name, message in {
         "one": r"^the log of ks\.t already has a batch one with other content; nothing was appended: ",
@@ -181,7 +179,7 @@ def test_other_content_is_refused(lake: Lake, tmp_path: Path, workers: TaskRunne
     }.items():
         with pytest.raises(InputError, match=message):
             append_batch(lake, "ks", "t", more, name, workers)
-    assert logged(lake) == before
+    assert log_rows(lake) == before
     assert append_batch(lake, "ks", "t", save(draw(50, 1), tmp_path / "other"), "two", workers).appended
 
 
@@ -193,12 +191,12 @@ def test_hours_are_batches(lake: Lake, tmp_path: Path, workers: TaskRunner) -> N
     assert hours == [NOON_US, NOON_US + HOUR_US, NOON_US + 2 * HOUR_US]
     for hour in (hours[2], hours[0], hours[2]):
         append_hour(lake, "ks", "t", source, hour, workers)
-    inside = [write for write in writes if (write["timestamp"] - NOON_US) // HOUR_US in (0, 2)]
-    assert {row[1] for row in map(found_row, logged(lake))} == {write["timestamp"] for write in inside}
+    in_hours = [write for write in writes if (write["timestamp"] - NOON_US) // HOUR_US in (0, 2)]
+    assert {row[1] for row in map(actual_row, log_rows(lake))} == {write["timestamp"] for write in in_hours}
     empty = Microseconds(NOON_US + 5 * HOUR_US)
     late = save([writes[0] | {"timestamp": empty}], tmp_path / "late")
-    for given, appended in ((source, False), (late, True)):
-        assert append_hour(lake, "ks", "t", given, empty, workers).appended is appended
+    for path, appended in ((source, False), (late, True)):
+        assert append_hour(lake, "ks", "t", path, empty, workers).appended is appended
     assert {finding.violations for finding in audit_appended_hour(lake, workers, hours[0])} == {0}
     assert next(finding.population for finding in audit_appended_hour(lake, workers, empty)) == 1
     assert audit_appended_hour(lake, workers, hours[1]) == []
@@ -239,11 +237,11 @@ BAD: dict[str, tuple[Write, str, str]] = {
 
 
 @pytest.mark.parametrize(("bad", "check", "reason"), BAD.values(), ids=list(BAD))
-def test_each_bad_write_is_named(
+def test_each_invalid_write_is_named(
     lake: Lake, tmp_path: Path, workers: TaskRunner, bad: Write, check: str, reason: str
 ) -> None:
-    """With its key, the check and the reason; nothing of the batch is appended, and all of it is counted."""
-    others = [GOOD | {"timestamp": BEGIN_US + place, "k": place} for place in range(300)]
+    """The error has its key, the check and the reason; nothing of the batch is appended, and all of it is counted."""
+    others = [GOOD | {"timestamp": BEGIN_US + index, "k": index} for index in range(300)]
     writes = [*others[:150], bad, *others[150:], bad]
     with pytest.raises(InvalidWrites) as refused:
         append_batch(lake, "ks", "t", save(writes, tmp_path / "writes"), "one", workers)
@@ -256,13 +254,13 @@ def test_each_bad_write_is_named(
         "reason": reason,
     }
     assert "2 of 302 writes are invalid, and nothing was appended; the first has the key" in str(error)
-    assert logged(lake) == []
-    # Once the bad writes are gone, the name can be used.
+    assert log_rows(lake) == []
+    # Without the invalid writes, the name can be used.
     assert append_batch(lake, "ks", "t", save(others, tmp_path / "others"), "one", workers).writes == 300
 
 
 def test_wrong_sources_are_refused(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
-    """One line names the column, the path or the name; nothing is written."""
+    """The error is one line that names the column, the path or the name; nothing is written."""
     plain = {"timestamp": [BEGIN_US], "p": pa.array([1], pa.int32()), "k": pa.array([1], pa.int32())}
     tables = {
         "has no column timestamp": {name: plain[name] for name in ("p", "k")},
@@ -290,28 +288,28 @@ def test_wrong_sources_are_refused(lake: Lake, tmp_path: Path, workers: TaskRunn
         with pytest.raises(InputError, match="is no name of a batch"):
             append_batch(lake, "ks", "t", good, name, workers)
     cdc_tables.alter_cdc_table(lake, Clock(Microseconds(SWITCH_US)), "ks", "t", enabled=False)
-    assert logged(lake) == []
+    assert log_rows(lake) == []
 
 
 def test_times_and_narrow_integers_are_read(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
-    """A time of any unit counts like its µs, without an operation a write inserts: the same batch, twice."""
-    times = [BEGIN_US + place * 1000 for place in range(5)]
+    """Times of any unit count as µs, and the default operation inserts, so both batches are the same."""
+    times = [BEGIN_US + index * 1000 for index in range(5)]
     keys = {"p": pa.array([1] * 5, pa.int16()), "k": pa.array(range(5), pa.int8()), "v": pa.array(range(5), pa.int32())}
     first, second = tmp_path / "first.parquet", tmp_path / "second.parquet"
     parquet.write_table(pa.table({"timestamp": times, "operation": pa.array([2] * 5, pa.int8())} | keys), first)
     parquet.write_table(pa.table({"timestamp": pa.array(times, pa.timestamp("us", "UTC"))} | keys), second)
     assert append_batch(lake, "ks", "t", str(first), "one", workers).appended
     assert not append_batch(lake, "ks", "t", str(second), "one", workers).appended
-    assert {row["cdc$operation"] for row in logged(lake)} == {2}
+    assert {row["cdc$operation"] for row in log_rows(lake)} == {2}
 
 
-def test_a_log_that_is_made_again_has_no_batch(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
-    """After a DROP the name is free; consumers that have read on are named."""
+def test_a_recreated_log_has_no_batch(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
+    """After a DROP the name is free; consumers that have read past the batch are named."""
     source = save([GOOD], tmp_path / "one.parquet")
     clock = Clock(Microseconds(SWITCH_US))
     consumers.register_consumer(lake, clock, "audit", "ks", "t", position_us=Microseconds(BEGIN_US))
-    (passed,) = append_batch(lake, "ks", "t", source, "one", workers).passed
-    assert (passed.name, passed.position_us) == ("audit", BEGIN_US)
+    (consumer,) = append_batch(lake, "ks", "t", source, "one", workers).passed
+    assert (consumer.name, consumer.position_us) == ("audit", BEGIN_US)
     ddl = cdc_tables.find_cdc_table(lake, "ks", "t").ddl
     lake.delete(log_table(schema(lake)), [("p", "=", 1)])
     cdc_tables.drop_cdc_table(lake, clock, "ks", "t")
@@ -323,19 +321,19 @@ def test_a_log_that_is_made_again_has_no_batch(lake: Lake, tmp_path: Path, worke
 def test_the_table_of_any_time_follows_from_its_writes(
     lake: Lake, tmp_path: Path, workers: TaskRunner, seed: int
 ) -> None:
-    """As of times between and beyond the writes, with TTLs that end: the rows of a model that knows no log."""
+    """At times between and beyond the writes, with TTLs that end, the rows equal a model without a log."""
     writes = draw(300, seed)
     append_batch(lake, "ks", "t", save(writes[:150], tmp_path / "one"), "one", workers)
     append_batch(lake, "ks", "t", save(writes[150:], tmp_path / "two"), "two", workers)
     clock = Clock(Microseconds(BEGIN_US + 4 * HOUR_US))
-    moments = [BEGIN_US - 1, *(write["timestamp"] for write in writes[:6]), BEGIN_US + SPAN_US, clock.now_us()]
-    seen = []
-    for moment in moments:
-        result = rebuild_table(lake, clock, "ks", "t", workers, Microseconds(moment))
-        assert rebuilt(lake) == state(writes, moment)
-        assert (result.changed, result.rows) == (True, len(rebuilt(lake)))
-        seen.append(result.rows)
-    assert len(set(seen)) > 4
+    times_us = [BEGIN_US - 1, *(write["timestamp"] for write in writes[:6]), BEGIN_US + SPAN_US, clock.now_us()]
+    row_counts = []
+    for time_us in times_us:
+        result = rebuild_table(lake, clock, "ks", "t", workers, Microseconds(time_us))
+        assert rebuilt_rows(lake) == state(writes, time_us)
+        assert (result.changed, result.rows) == (True, len(rebuilt_rows(lake)))
+        row_counts.append(result.rows)
+    assert len(set(row_counts)) > 4
     version = lake.version(rebuilt_table(schema(lake)))
     assert not rebuild_table(lake, clock, "ks", "t", workers, clock.now_us()).changed
     assert lake.version(rebuilt_table(schema(lake))) == version
@@ -343,8 +341,8 @@ def test_the_table_of_any_time_follows_from_its_writes(
         rebuild_table(lake, clock, "ks", "t", workers, Microseconds(clock.now_us() + 1))
 
 
-def test_a_comparison_counts_and_names_what_differs(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
-    """Rows of one side alone, other values and repeated keys, each counted; the same rows in any order are equal."""
+def test_a_comparison_counts_and_names_differences(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
+    """Rows of one side, other values and repeated keys are counted; the same rows in any order are equal."""
     writes = [GOOD | {"timestamp": BEGIN_US + number, "p": number, "v": number} for number in range(100)]
     append_batch(lake, "ks", "t", save(writes, tmp_path / "writes"), "one", workers)
     rebuild_table(lake, Clock(Microseconds(SWITCH_US)), "ks", "t", workers)
@@ -357,13 +355,13 @@ def test_a_comparison_counts_and_names_what_differs(lake: Lake, tmp_path: Path, 
     for delta in (False, True):
         equal = compare(rows, delta=delta)
         assert (equal.is_equal, equal.rebuilt_rows, equal.given_rows, equal.first) == (True, 100, 100, ())
-    changed = [row | {"v": None} if row["p"] in (3, 4) else row for row in rows if row["p"] != 7]
-    differing = compare([*changed, {"p": 1, "k": 2, "v": 0}, rows[0]])
+    changed_rows = [row | {"v": None} if row["p"] in (3, 4) else row for row in rows if row["p"] != 7]
+    differing = compare([*changed_rows, {"p": 1, "k": 2, "v": 0}, rows[0]])
     assert not differing.is_equal
     counts = (differing.only_rebuilt, differing.only_given, differing.given_twice, differing.other_values)
     assert counts == (1, 1, 1, 2)
-    found = {(entry.key, entry.difference, entry.columns) for entry in differing.first}
-    assert found == {
+    differences = {(entry.key, entry.difference, entry.columns) for entry in differing.first}
+    assert differences == {
         ('{"p": 7, "k": 1}', "only rebuilt", ()),
         ('{"p": 1, "k": 2}', "only given", ()),
         ('{"p": 99, "k": 1}', "given twice", ()),
@@ -373,19 +371,21 @@ def test_a_comparison_counts_and_names_what_differs(lake: Lake, tmp_path: Path, 
     empty = compare(rows[:1])
     assert (empty.only_rebuilt, len(empty.first)) == (99, 20)
     tokens = sorted(oracle.token_of(struct.pack(">i", number)) for number in range(99))
-    named = [oracle.token_of(struct.pack(">i", int(entry.key[6 : entry.key.index(",")]))) for entry in empty.first]
-    assert named == tokens[:20]
+    sample_tokens = [
+        oracle.token_of(struct.pack(">i", int(entry.key[6 : entry.key.index(",")]))) for entry in empty.first
+    ]
+    assert sample_tokens == tokens[:20]
     with pytest.raises(InputError, match="has no column v"):
         compare([{"p": 1, "k": 1}])
 
 
 def test_a_log_of_keys_cannot_be_rebuilt(lake: Lake, workers: TaskRunner) -> None:
     """It is refused before anything is written."""
-    known = cdc_tables.find_cdc_table(lake, "ks", "t")
+    cdc_table = cdc_tables.find_cdc_table(lake, "ks", "t")
     keys = replace(schema(lake), cdc=CdcOptions(enabled=True, delta="keys"))
-    assert known.ddl is not None
-    ddl = known.ddl.replace("'enabled': 'true'", "'enabled': 'true', 'delta': 'keys'")
-    assert ddl != known.ddl
+    assert cdc_table.ddl is not None
+    ddl = cdc_table.ddl.replace("'enabled': 'true'", "'enabled': 'true', 'delta': 'keys'")
+    assert ddl != cdc_table.ddl
     cdc_tables.alter_cdc_table(lake, Clock(Microseconds(SWITCH_US)), "ks", "t", ddl=ddl)
     with pytest.raises(StateError, match="logs keys alone"):
         rebuild_table(lake, Clock(Microseconds(SWITCH_US)), "ks", "t", workers)
@@ -393,10 +393,10 @@ def test_a_log_of_keys_cannot_be_rebuilt(lake: Lake, workers: TaskRunner) -> Non
 
 
 @pytest.mark.spark
-def test_spark_does_what_one_process_does(
+def test_spark_gives_the_same_results_as_one_process(
     lake: Lake, tmp_path: Path, on_spark: TaskRunner, workers: TaskRunner
 ) -> None:
-    """A batch, a rebuilt table and a comparison: the same rows, counts and keys, and a repetition adds nothing."""
+    """A batch, a rebuilt table and a comparison have the same rows, counts and keys; a repetition adds nothing."""
     writes = draw(400)
     # Two writes at one time, which arrive in any order.
     writes += [GOOD | {"timestamp": BEGIN_US + SPAN_US, "v": value} for value in (5, 6)]
@@ -404,10 +404,10 @@ def test_spark_does_what_one_process_does(
     folder.mkdir()
     for part in range(4):
         save(writes[part::4], folder / f"{part}.parquet")
-    other = Lake(home_with_log(_made(tmp_path / "other")) / "lake")
-    done = append_batch(lake, "ks", "t", str(folder), "one", on_spark)
-    assert done == append_batch(other, "ks", "t", str(folder), "one", workers)
-    assert sorted(map(repr, logged(lake))) == sorted(map(repr, logged(other)))
+    other = Lake(home_with_log(_created(tmp_path / "other")) / "lake")
+    result = append_batch(lake, "ks", "t", str(folder), "one", on_spark)
+    assert result == append_batch(other, "ks", "t", str(folder), "one", workers)
+    assert sorted(map(repr, log_rows(lake))) == sorted(map(repr, log_rows(other)))
     assert not append_batch(lake, "ks", "t", str(folder), "one", on_spark).appended
     assert not append_batch(lake, "ks", "t", str(folder), "one", workers).appended
     with translate_errors("appending"), pytest.raises(InputError, match="rows of the same writes"):
@@ -417,16 +417,16 @@ def test_spark_does_what_one_process_does(
     assert refused.value.bad == {"partition_key_complete": 1}
     clock, moment = Clock(Microseconds(BEGIN_US + SPAN_US)), Microseconds(BEGIN_US + HOUR_US)
     assert rebuild_table(lake, clock, "ks", "t", on_spark, moment).changed
-    assert rebuilt(lake) == state(writes, moment)
+    assert rebuilt_rows(lake) == state(writes, moment)
     rebuild_table(other, clock, "ks", "t", workers)
-    given = other.path(rebuilt_table(schema(other)))
-    compared = compare_rebuilt(lake, "ks", "t", given, on_spark)
-    assert not compared.is_equal
-    assert compared == compare_rebuilt(lake, "ks", "t", given, workers)
+    path = other.path(rebuilt_table(schema(other)))
+    comparison = compare_rebuilt(lake, "ks", "t", path, on_spark)
+    assert not comparison.is_equal
+    assert comparison == compare_rebuilt(lake, "ks", "t", path, workers)
     rebuild_table(lake, clock, "ks", "t", on_spark)
-    assert compare_rebuilt(lake, "ks", "t", given, on_spark).is_equal
+    assert compare_rebuilt(lake, "ks", "t", path, on_spark).is_equal
 
 
-def _made(folder: Path) -> Path:
+def _created(folder: Path) -> Path:
     folder.mkdir()
     return folder

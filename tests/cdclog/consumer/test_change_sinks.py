@@ -1,4 +1,4 @@
-"""Consumers that store changes: the rows of the view, each once, whatever is added to the table in between."""
+"""Consumers that store changes: the rows of the view, each stored once, whatever is added to the table in between."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ from cdc_platform.settings import Settings
 KEYS = ["cdc$stream_id", "cdc$time", "cdc$batch_seq_no"]
 
 
-def schema_of(lake: Lake) -> TableSchema:
-    """The table as it is now."""
+def current_schema(lake: Lake) -> TableSchema:
+    """Return the table's current schema."""
     return read_table_schema(lake, "shop", "Carts")
 
 
 def clock(minutes: int) -> Clock:
-    """Some minutes after the scripts."""
+    """Return a clock some minutes after the scripts."""
     return Clock(Microseconds(NOW_US + minutes * MINUTE_US))
 
 
 def consume(lake: Lake, minutes: int = 5, **how: Any) -> int:
-    """The number of changes that a run of the consumer adds."""
-    return reader.consume(lake, clock(minutes), schema_of(lake), "search", **how)[1]
+    """Return the number of changes that a run of the consumer adds."""
+    return reader.consume(lake, clock(minutes), current_schema(lake), "search", **how)[1]
 
 
 def sink_rows(lake: Lake) -> list[dict[str, Any]]:
-    """The rows of the sink in the order of the view, without what only sinks have."""
-    sink = reader.sink_table(schema_of(lake), "search", changes=True)
+    """Return the rows of the sink in the order of the view, without the columns that only sinks have."""
+    sink = reader.sink_table(current_schema(lake), "search", changes=True)
     rows = (
         DeltaTable(lake.path(sink)).to_pyarrow_table().sort_by([("ts", "ascending"), ("cdc$batch_seq_no", "ascending")])
     )
@@ -54,14 +54,14 @@ def sink_rows(lake: Lake) -> list[dict[str, Any]]:
 
 
 def view_rows(lake: Lake) -> list[dict[str, Any]]:
-    """What the rule makes of the log."""
-    schema = schema_of(lake)
+    """Return the changes that the view derives from the log."""
+    schema = current_schema(lake)
     changes = changes_from_log(schema, lake.read(log_table(schema)), read_logged_images(lake, schema))
     return changes.sort_by([("ts", "ascending"), ("cdc$batch_seq_no", "ascending")]).to_pylist()
 
 
 def test_a_consumer_stores_each_change_once(tmp_path: Path) -> None:
-    """In several runs; the option is needed for the first alone, and refused for a sink of log rows."""
+    """Several runs store each change once; only the first one needs the option, and a sink of log rows refuses it."""
     lake = Lake(home_with_changes(tmp_path, TABLE + FIRST) / "lake")
     assert consume(lake, changes=True) == 1
     later = Clock(Microseconds(NOW_US + 6 * MINUTE_US))
@@ -69,17 +69,17 @@ def test_a_consumer_stores_each_change_once(tmp_path: Path) -> None:
     assert consume(lake, 20) == 4
     assert consume(lake, 30, changes=True) == 0
     assert sink_rows(lake) == view_rows(lake)
-    schema = schema_of(lake)
+    schema = current_schema(lake)
     reader.consume(lake, clock(30), schema, "audit")
     with pytest.raises(InputError, match=r"shop\.Carts_scylla_cdc_log_audit has log rows, not changes"):
         reader.consume(lake, clock(30), schema, "audit", changes=True)
 
 
 @pytest.mark.parametrize("point", [failpoints.BEFORE_SINK, failpoints.AFTER_SINK])
-def test_a_run_that_fails_at_any_step_is_completed_by_the_next(
+def test_a_run_killed_at_any_step_is_completed_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, point: str
 ) -> None:
-    """Before the commit of the window nothing is stored, after it nothing is stored again."""
+    """A run killed before the window's commit stores nothing, and one killed after it stores nothing twice."""
     lake = Lake(home_with_changes(tmp_path) / "lake")
 
     def stop(selected: str) -> None:
@@ -102,8 +102,8 @@ INSERT INTO shop."Carts" (customer, item, extra, price) VALUES
 """
 
 
-def test_columns_and_fields_that_are_added_enter_the_sink(tmp_path: Path) -> None:
-    """They are null in older changes; a dropped column keeps its values."""
+def test_added_columns_and_fields_enter_the_sink(tmp_path: Path) -> None:
+    """They are null in older changes; a dropped column retains its values."""
     lake = Lake(home_with_changes(tmp_path) / "lake")
     assert consume(lake, changes=True) == 5
     for minutes, text in (
@@ -119,12 +119,12 @@ def test_columns_and_fields_that_are_added_enter_the_sink(tmp_path: Path) -> Non
     assert grown["after"]["extra"] == [("k", {"amount": "1", "currency": "EUR", "rate": 2.5})]
     assert grown["changes"]["extra"]["added"] == grown["after"]["extra"]
     assert rows[0]["after"]["extra"] is None
-    kept = [row["after"] for row in rows if row["after"] is not None]
-    assert [(row["count"], row["Count$1"]) for row in kept] == [(2, 3), (3, 3), (None, None), (None, 3)]
+    after_rows = [row["after"] for row in rows if row["after"] is not None]
+    assert [(row["count"], row["Count$1"]) for row in after_rows] == [(2, 3), (3, 3), (None, None), (None, 3)]
 
 
 def test_a_column_of_another_type_needs_another_sink(tmp_path: Path) -> None:
-    """One line says so, and nothing is stored."""
+    """The error is one line, and nothing is stored."""
     lake = Lake(home_with_changes(tmp_path) / "lake")
     consume(lake, changes=True)
     text = 'ALTER TABLE shop."Carts" DROP count;'
@@ -138,10 +138,10 @@ def test_a_column_of_another_type_needs_another_sink(tmp_path: Path) -> None:
 
 
 def test_an_interval_of_changes_is_verified(tmp_path: Path) -> None:
-    """The checks compare the changes that the log amounts to, and a consumer of log rows by its writes."""
+    """The checks compare the changes derived from the log, and a consumer of log rows by its writes."""
     lake = Lake(home_with_changes(tmp_path) / "lake")
     consume(lake, changes=True)
-    schema = schema_of(lake)
+    schema = current_schema(lake)
     reader.consume(lake, clock(5), schema, "audit")
     since, until = Microseconds(NOW_US - MINUTE_US), Microseconds(NOW_US + MINUTE_US)
 

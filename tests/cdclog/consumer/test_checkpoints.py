@@ -1,4 +1,4 @@
-"""Checkpoints that lead nowhere: of the platform's consumers, and in the tables of ScyllaDB's clients."""
+"""Dead checkpoints: of the platform's consumers, and in the tables of ScyllaDB's clients."""
 
 from __future__ import annotations
 
@@ -19,43 +19,43 @@ FIRST_US, SECOND_US = us_from_ms(FIRST_MS), us_from_ms(SECOND_MS)
 STREAM = "0x" + "00" * 15 + "01"
 
 
-def standing(home: Path) -> dict[str, str]:
-    """Where each consumer goes on, as the command says."""
+def checkpoint_states(home: Path) -> dict[str, str]:
+    """Return the state of each consumer's checkpoint, as the command shows it."""
     return {row["name"]: row["checkpoint"] for row in run("--home", home, "consumers", "--json").rows}
 
 
 def test_a_consumer_in_a_removed_generation_is_marked(tmp_path: Path) -> None:
-    """One that has read it to its end goes on in the next one, and one before both has all of it to read."""
+    """A consumer at the end of the removed generation continues in the next; one before both has all of it to read."""
     home = home_of(tmp_path, "removed")
     lake = Lake(home / "lake")
     for name, at in (("in_it", FIRST_US), ("behind_it", SECOND_US - 1), ("after", SECOND_US), ("before", FIRST_US - 9)):
         consumers.register_consumer(lake, Clock(FIRST_US), name, "ks", "t", position_us=Microseconds(at))
-    assert standing(home) == {"in_it": "removed", "behind_it": "there", "after": "there", "before": "there"}
+    assert checkpoint_states(home) == {"in_it": "removed", "behind_it": "there", "after": "there", "before": "there"}
     assert "   removed   " in run("--home", home, "consumers").stdout
 
 
-def test_a_set_of_tablets_that_was_collected_is_gone(tmp_path: Path) -> None:
-    """The sets that are left begin later than the one that was read."""
+def test_a_checkpoint_in_a_collected_set_of_tablets_is_gone(tmp_path: Path) -> None:
+    """The remaining sets begin after the one that was read."""
     home = home_of(tmp_path, "with_tablets")
     lake = Lake(home / "lake")
     early = Consumer("audit", "ks", "t", FIRST_US, FIRST_US, 1, FIRST_US)
     lake.merge(consumers.CONSUMERS, consumers._rows(early), update=False)
-    assert standing(home) == {"audit": "gone"}
+    assert checkpoint_states(home) == {"audit": "gone"}
 
 
 @pytest.mark.parametrize("client", ["go", "rust"])
 def test_tables_of_clients_are_judged(tmp_path: Path, client: str) -> None:
-    """A row a stream, and one that says where the reader is; a generation that was never here is unknown."""
+    """Go has a row per stream, and one with the reader's current generation; an unknown generation is reported."""
     home = home_of(tmp_path, "removed")
-    first, second, never = (
-        format_ms(each).replace("T", " ").replace("Z", "+0000") for each in (FIRST_MS, SECOND_MS, FIRST_MS * 2)
+    first, second, unknown = (
+        format_ms(time_ms).replace("T", " ").replace("Z", "+0000") for time_ms in (FIRST_MS, SECOND_MS, FIRST_MS * 2)
     )
     if client == "go":
-        rows = [f"{each},app,ks.t,{STREAM},,u" for each in (first, first, second, never)]
+        rows = [f"{time_ms},app,ks.t,{STREAM},,u" for time_ms in (first, first, second, unknown)]
         rows.append(f"0001-01-01 00:00:00.000+0000,app,,0x,{second},")
         head = "generation,application_name,table_name,stream_id,current_generation,last_timestamp"
     else:
-        rows = [f"{STREAM},{each},x" for each in (first, first, second, never)]
+        rows = [f"{STREAM},{time_ms},x" for time_ms in (first, first, second, unknown)]
         rows.append(f"0x00,{second},x")
         head = "stream_id,generation,time"
     file = tmp_path / "kept.csv"
@@ -70,12 +70,12 @@ def test_tables_of_clients_are_judged(tmp_path: Path, client: str) -> None:
     assert "3 checkpoints point to 2 generations" in run("--home", home, "consumers", "checkpoints", file).stdout
 
 
-def test_all_that_lead_somewhere_are_a_yes(tmp_path: Path) -> None:
-    """Exit code 0 where no checkpoint is dead; another table is refused."""
+def test_live_checkpoints_pass(tmp_path: Path) -> None:
+    """The exit code is 0 if no checkpoint is dead; another table is refused."""
     lake = Lake(home_of(tmp_path, "plain") / "lake")
     periods = StreamSources(lake).generations.periods()
-    (kept,) = parse_checkpoints("f", f"stream_id,generation\n{STREAM},{format_ms(FIRST_MS)}\n", periods)
-    assert not kept.is_dead
+    (checkpoint,) = parse_checkpoints("f", f"stream_id,generation\n{STREAM},{format_ms(FIRST_MS)}\n", periods)
+    assert not checkpoint.is_dead
     with pytest.raises(InputError, match="columns stream_id and generation, this has a, b"):
         parse_checkpoints("f", "a,b\n1,2\n", periods)
     with pytest.raises(InputError, match="line 2"):

@@ -1,4 +1,4 @@
-"""What clients would do: their own published figures, windows counted one by one, a home's generations, the command."""
+"""Reading plans of clients: their published figures, windows counted one by one, a home's generations, the command."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ HALF_A_YEAR_S, NOW = 180 * 86_400, format_ms(Milliseconds(THIRD_MS + HOUR_MS))
 
 
 def test_the_published_figures_of_a_cold_start() -> None:
-    """scylla-cdc-java#1: half a year in windows of 30 s, four nodes of 256 ranges."""
-    made = plan_client_reads(CDC_CLIENTS["java"], estimate_backlog(16_384, 1_024, HALF_A_YEAR_S, CDC_CLIENTS["java"]))
-    assert (made.windows, made.requests) == (518_400, 530_841_600)
+    """scylla-cdc-java#1: half a year in windows of 30 s, for four nodes of 256 ranges."""
+    plan = plan_client_reads(CDC_CLIENTS["java"], estimate_backlog(16_384, 1_024, HALF_A_YEAR_S, CDC_CLIENTS["java"]))
+    assert (plan.windows, plan.requests) == (518_400, 530_841_600)
 
 
 @given(
@@ -31,64 +31,64 @@ def test_the_published_figures_of_a_cold_start() -> None:
     st.sampled_from(sorted(CDC_CLIENTS)),
 )
 def test_windows_are_those_that_one_counts(sizes: list[tuple[int, int, int]], name: str) -> None:
-    """Each generation is cut by itself, and each window is asked for once a group."""
+    """Each generation is split into windows by itself, and each window is requested once per group."""
     client, windows, requests = CDC_CLIENTS[name], 0, 0
     for seconds, ranges, shards in sizes:
-        at = 0
-        while at < seconds:
-            at, windows = at + client.window_s, windows + 1
+        position_s = 0
+        while position_s < seconds:
+            position_s, windows = position_s + client.window_s, windows + 1
             requests += ranges * shards if name == "alternator" else ranges
-    made = plan_client_reads(
+    plan = plan_client_reads(
         client, [BacklogPart(seconds, ranges, ranges * shards) for seconds, ranges, shards in sizes]
     )
-    assert (made.windows, made.requests) == (windows, requests)
+    assert (plan.windows, plan.requests) == (windows, requests)
 
 
 @pytest.mark.parametrize(
     ("name", "groups", "kept"),
     [("go", 8, 8), ("rust", 8, 8), ("java", 1, 1), ("connector", 1, 1), ("alternator", 8, 8)],
 )
-def test_tablets_are_read_otherwise(name: str, groups: int, kept: int) -> None:
-    """Go and Rust have a reader a tablet; Java has one task for all of a table."""
-    made = plan_client_reads(CDC_CLIENTS[name], [BacklogPart(60, 0, 8)])
-    assert (made.groups, made.checkpoints) == (groups, kept)
+def test_tablets_are_read_differently(name: str, groups: int, kept: int) -> None:
+    """Go and Rust have a reader per tablet; Java has one task for all of a table."""
+    plan = plan_client_reads(CDC_CLIENTS[name], [BacklogPart(60, 0, 8)])
+    assert (plan.groups, plan.checkpoints) == (groups, kept)
 
 
-def test_a_lag_adds_up() -> None:
-    """The connector: 30 s behind, a window of 30 s, 30 s to see the generation, 60 s to write offsets."""
+def test_lags_add_up() -> None:
+    """The connector: 30 s behind, windows of 30 s, 30 s to see the generation, 60 s between writes of offsets."""
     assert [estimate_switch_lag(CDC_CLIENTS[name]).most_s for name in ("java", "connector")] == [90, 150]
-    told = run("consumers", "lag", "--client", "connector", "--cycle", "10", "--flush", "10", "--json").rows
-    assert [(row["client"], row["total_s"]) for row in told] == [("connector", 80)]
+    rows = run("consumers", "lag", "--client", "connector", "--cycle", "10", "--flush", "10", "--json").rows
+    assert [(row["client"], row["total_s"]) for row in rows] == [("connector", 80)]
     assert len(run("consumers", "lag", "--json").rows) == len(CDC_CLIENTS)
 
 
-def test_a_home_has_the_generations_that_its_log_reaches_back_to(tmp_path: Path) -> None:
-    """All of three for a day, the newest for an hour and a second generation's tail; Go begins a minute ago."""
+def test_a_plan_covers_the_generations_that_the_log_reaches_back_to(tmp_path: Path) -> None:
+    """A TTL of a day covers all three, one of an hour the newest and the second one's end; Go begins a minute ago."""
     home = home_of(tmp_path, "three")
 
-    def asked(*options: str) -> dict[str, int]:
+    def plan(*options: str) -> dict[str, int]:
         return run("--home", home, "--clock", NOW, "consumers", "plan", "ks.t", *options, "--json").json
 
-    # 4, 8 and 12 ranges of two streams, each an hour: 120 windows of 30 s.
-    whole = asked("--client", "java")
-    assert (whole["generations"], whole["windows"], whole["requests"]) == (3, 360, 120 * (4 + 8 + 12))
+    # 4, 8 and 12 ranges of two streams each, for an hour each: 120 windows of 30 s.
+    full_plan = plan("--client", "java")
+    assert (full_plan["generations"], full_plan["windows"], full_plan["requests"]) == (3, 360, 120 * (4 + 8 + 12))
     # The log is as old as its table, whatever the TTL is.
-    assert asked("--client", "java", "--ttl", "0")["requests"] == whole["requests"]
-    late = asked("--client", "java", "--ttl", str(3600 + 90))
-    assert (late["generations"], late["windows"], late["requests"]) == (2, 123, 3 * 8 + 120 * 12)
-    assert asked("--client", "go")["windows"] == 2
-    assert asked("--client", "rust", "--window", "3600")["requests"] == 4 + 8 + 12
-    assert (whole["checkpoints"], asked("--client", "rust")["checkpoints"]) == (24, 48)
+    assert plan("--client", "java", "--ttl", "0")["requests"] == full_plan["requests"]
+    short_plan = plan("--client", "java", "--ttl", str(3600 + 90))
+    assert (short_plan["generations"], short_plan["windows"], short_plan["requests"]) == (2, 123, 3 * 8 + 120 * 12)
+    assert plan("--client", "go")["windows"] == 2
+    assert plan("--client", "rust", "--window", "3600")["requests"] == 4 + 8 + 12
+    assert (full_plan["checkpoints"], plan("--client", "rust")["checkpoints"]) == (24, 48)
     assert FIRST_MS < SECOND_MS
 
 
 def test_a_larger_ring_has_the_streams_of_the_forecast(tmp_path: Path) -> None:
-    """As many as `expire --forecast` says of the newest generation then."""
+    """The plan has as many streams as `expire --forecast` predicts for the newest generation then."""
     home = tmp_path / "home"
     ring_of(Lake(home / "lake"), [1, 2])
     steps = run("--home", home, "expire", "--forecast", "10", "--json").rows
-    told = run("--home", home, "consumers", "plan", "--add-nodes", "10", "--client", "alternator", "--json").json
-    assert (told["streams"], told["groups"]) == (steps[-1]["num_streams"], steps[-1]["num_streams"])
+    plan = run("--home", home, "consumers", "plan", "--add-nodes", "10", "--client", "alternator", "--json").json
+    assert (plan["streams"], plan["groups"]) == (steps[-1]["num_streams"], steps[-1]["num_streams"])
 
 
 @pytest.mark.parametrize(
@@ -102,14 +102,14 @@ def test_a_larger_ring_has_the_streams_of_the_forecast(tmp_path: Path) -> None:
         (["--streams", "4", "--window", "0"], "--window"),
     ],
 )
-def test_what_cannot_be_planned_is_refused(options: list[str], why: str) -> None:
-    """Nothing to read, two things to read, sizes that are none."""
+def test_invalid_plans_are_refused(options: list[str], why: str) -> None:
+    """Nothing to read, two things to read, and impossible sizes are refused."""
     answer = run("consumers", "plan", *options)
     assert (answer.exit_code, why in answer.stderr) == (2, True), answer.stderr
 
 
-def test_too_many_streams_in_a_query_are_told() -> None:
-    """A server takes a hundred by default; a range of 128 shards has more."""
+def test_too_many_streams_in_a_query_are_reported() -> None:
+    """A server accepts a hundred by default; a range of 128 shards has more."""
     answer = run("consumers", "plan", "--streams", "12800", "--ranges", "100", "--client", "go")
     assert (answer.exit_code, "a query names 128 streams" in answer.stderr) == (0, True)
     with pytest.raises(InputError):

@@ -1,4 +1,4 @@
-"""Reading a log: every row once, over a switch of generations, whoever dies on the way."""
+"""Reading a log: every row once, across a switch of generations, whatever process is killed."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ DDL = "CREATE TABLE ks.t (p int, k int, v int, PRIMARY KEY (p, k)) WITH cdc = {'
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with two generations, an hour apart, and a table whose log has rows before, at and after the switch."""
+    """Create two generations, an hour apart, and a table whose log has rows before, at and after the switch."""
     home_with_generations(tmp_path, {ID: ms_from_us(START_US), OTHER_ID: ms_from_us(SWITCH_US)})
     lake = Lake(tmp_path / "home" / "lake")
     cdc_tables.add_cdc_table(lake, Clock(START_US), "ks", "t", ttl_seconds=86_400, ddl=DDL)
@@ -76,15 +76,15 @@ def home(tmp_path: Path) -> Path:
 
 
 def schema(lake: Lake) -> TableSchema:
-    """The table that the platform was told of."""
+    """Return the registered table's schema."""
     return read_table_schema(lake, "ks", "t")
 
 
 def write(lake: Lake, number: int, times_us: list[Microseconds]) -> None:
     """Log writes at these times."""
     typed = [
-        {"operation": 2, "timestamp": when, "p": place, "k": number, "v": when % 1000}
-        for place, when in enumerate(times_us)
+        {"operation": 2, "timestamp": when, "p": index, "k": number, "v": when % 1000}
+        for index, when in enumerate(times_us)
     ]
     batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(schema(lake)))
     rows = pa.Table.from_batches([encode_log_batch(schema(lake), batch, get_stream_lookup(lake, schema(lake)))])
@@ -92,15 +92,15 @@ def write(lake: Lake, number: int, times_us: list[Microseconds]) -> None:
 
 
 def times_of(lake: Lake, table: Any) -> list[int]:
-    """When the rows of a table were written (µs), sorted."""
+    """Return when the rows of a table were written (µs), sorted."""
     return sorted(lake.read(table, [WRITTEN_AT])[WRITTEN_AT].cast("int64").to_pylist())
 
 
 READABLE = [START_US, START_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 1, NOW_US - CONFIDENCE_WINDOW_US]
 
 
-def test_each_row_comes_once_and_none_too_early(home: Path) -> None:
-    """Two windows over the switch; the row that is younger than the safety window comes when it is old enough."""
+def test_each_row_is_read_once_and_none_too_early(home: Path) -> None:
+    """Two windows cover the switch; a row younger than the safety window is read once it is old enough."""
     lake = Lake(home / "lake")
     table = schema(lake)
     consumer, rows = consume(lake, Clock(NOW_US), table, "audit")
@@ -112,13 +112,18 @@ def test_each_row_comes_once_and_none_too_early(home: Path) -> None:
     everything = lake.read(log_table(table)).sort_by([("cdc$time", "ascending")])
     copied = lake.read(sink_table(table, "audit")).sort_by([("cdc$time", "ascending")])
     assert copied.drop_columns([GENERATION]).equals(everything)
-    # Beside each row stands the generation that operates at its time.
-    begun = zip(map(us_from_datetime, copied[WRITTEN_AT].to_pylist()), copied[GENERATION].to_pylist(), strict=True)
-    assert all(us_from_datetime(begin) == (SWITCH_US if at >= SWITCH_US else START_US) for at, begin in begun)
+    # Each row has the generation that operates at its time.
+    row_generations = zip(
+        map(us_from_datetime, copied[WRITTEN_AT].to_pylist()), copied[GENERATION].to_pylist(), strict=True
+    )
+    assert all(
+        us_from_datetime(generation_time) == (SWITCH_US if written_us >= SWITCH_US else START_US)
+        for written_us, generation_time in row_generations
+    )
 
 
-def test_files_that_are_rewritten_between_windows_change_nothing(home: Path) -> None:
-    """Files of the log and of the sink: each row comes once, and the reader goes on where it was."""
+def test_files_rewritten_between_windows_change_nothing(home: Path) -> None:
+    """After rewriting files of the log and of the sink, each row is read once, and the consumer continues."""
     lake = Lake(home / "lake")
     table = schema(lake)
     log, sink = log_table(table), sink_table(table, "audit")
@@ -127,23 +132,23 @@ def test_files_that_are_rewritten_between_windows_change_nothing(home: Path) -> 
     for hour in (START_US, SWITCH_US):
         for number in range(6, 9):
             write(lake, (number if hour == START_US else number + 3), [Microseconds(hour + number * 100)])
-    due = [at for at in times_of(lake, log) if at <= NOW_US - CONFIDENCE_WINDOW_US]
+    expected = [written_us for written_us in times_of(lake, log) if written_us <= NOW_US - CONFIDENCE_WINDOW_US]
     order = TimeOrder(WRITTEN_AT, LOG_KEY, Microseconds(NOW_US + 9 * HOUR_US))
     for until_us in (START_US + 30, SWITCH_US + 30, NOW_US):
         consume(lake, Clock(NOW_US), table, "audit", until_us=Microseconds(until_us))
         before = len(lake.data_files(log))
-        done = rewrite_small_files(lake, log, order)
-        assert done.files_before == 0 or len(lake.data_files(log)) < before
+        rewritten = rewrite_small_files(lake, log, order)
+        assert rewritten.files_before == 0 or len(lake.data_files(log)) < before
         rewrite_small_files(lake, sink, order)
         numbers = lake.transactions(sink, ["audit", "audit:position"])
         assert set(numbers) == {"audit", "audit:position"}
     assert len(lake.data_files(log)) < 9
-    assert times_of(lake, sink) == due
+    assert times_of(lake, sink) == expected
     assert consume(lake, Clock(NOW_US), table, "audit")[1] == 0
 
 
-def test_until_and_names_are_the_consumers_own(home: Path) -> None:
-    """One stops where it is told, another reads on; a position never goes back."""
+def test_until_and_name_belong_to_the_consumer(home: Path) -> None:
+    """One consumer stops where requested while another reads on; a position never goes back."""
     lake = Lake(home / "lake")
     table = schema(lake)
     assert consume(lake, Clock(NOW_US), table, "slow", until_us=START_US)[1] == 1
@@ -154,7 +159,7 @@ def test_until_and_names_are_the_consumers_own(home: Path) -> None:
 
 
 def test_large_logs_are_read_in_several_windows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As many files at once as fit, by their own bounds; the rows are the same."""
+    """As many files as fit are read at once, by their own bounds; the rows are the same."""
     lake = Lake(home / "lake")
     table = schema(lake)
     monkeypatch.setattr(reader, "MAX_ROWS_IN_MEMORY", 1)
@@ -164,13 +169,13 @@ def test_large_logs_are_read_in_several_windows(home: Path, monkeypatch: pytest.
     assert rows == 12
     assert consumer.window_number > 2
     assert times_of(lake, sink_table(table, "audit")) == [
-        each for each in times_of(lake, log_table(table)) if each <= NOW_US - CONFIDENCE_WINDOW_US
+        written_us for written_us in times_of(lake, log_table(table)) if written_us <= NOW_US - CONFIDENCE_WINDOW_US
     ]
 
 
 @pytest.mark.parametrize("point", failpoints.CONSUME_POINTS)
-def test_a_killed_consumer_goes_on_where_it_was(home: Path, point: str) -> None:
-    """A real process that dies before its rows are in, or before its position is; more rows come in the meantime."""
+def test_a_killed_consumer_resumes_where_it_was(home: Path, point: str) -> None:
+    """A real process is killed before it stores its rows, or before its position; more rows arrive in the meantime."""
     lake = Lake(home / "lake")
     table = schema(lake)
     command = [sys.executable, "-m", "cdc_platform", "--home", str(home), "--clock", "2026-01-31T12:30:00Z"]
@@ -186,43 +191,43 @@ def test_a_killed_consumer_goes_on_where_it_was(home: Path, point: str) -> None:
     assert answer.json["position"] == "2026-01-31T13:59:30.000Z"
 
 
-def test_of_two_consumers_of_one_name_one_stops(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both read the same window; the one that comes second writes nothing."""
+def test_the_second_of_two_consumers_of_one_name_stops(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both read the same window, and the second one writes nothing."""
     lake = Lake(home / "lake")
     table = schema(lake)
-    read = reader.read_window
+    read_window = reader.read_window
 
-    def overtaken(*arguments: Any) -> Any:
-        monkeypatch.setattr(reader, "read_window", read)
+    def overtake(*arguments: Any) -> Any:
+        monkeypatch.setattr(reader, "read_window", read_window)
         consume(lake, Clock(NOW_US), table, "audit")
-        return read(*arguments)
+        return read_window(*arguments)
 
-    monkeypatch.setattr(reader, "read_window", overtaken)
+    monkeypatch.setattr(reader, "read_window", overtake)
     with pytest.raises(ConflictError, match=r"another process reads ks\.t as audit"):
         consume(lake, Clock(NOW_US), table, "audit")
     assert times_of(lake, sink_table(table, "audit")) == READABLE
 
 
-def test_windows_of_another_process_are_not_taken_for_those_of_one_forgotten(
+def test_windows_of_another_process_are_not_mistaken_for_a_forgotten_consumers(
     home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Who looked a consumer up before another brought several windows in is told so, and not to remove them."""
-    lake, look_up = Lake(home / "lake"), reader.ensure_consumer
+    """A consumer looked up before another process read several windows gets a conflict, not advice to remove them."""
+    lake, ensure_consumer = Lake(home / "lake"), reader.ensure_consumer
 
-    def overtaken(*arguments: Any) -> consumers.Consumer:
-        mine = look_up(*arguments)
+    def overtake(*arguments: Any) -> consumers.Consumer:
+        outdated = ensure_consumer(*arguments)
         monkeypatch.undo()
         consume(Lake(home / "lake"), Clock(NOW_US), schema(lake), "audit")
-        return mine
+        return outdated
 
-    monkeypatch.setattr(reader, "ensure_consumer", overtaken)
+    monkeypatch.setattr(reader, "ensure_consumer", overtake)
     with pytest.raises(ConflictError, match=r"another process reads ks\.t as audit"):
         consume(lake, Clock(NOW_US), schema(lake), "audit")
     assert consume(lake, Clock(NOW_US), schema(lake), "audit")[1] == 0
 
 
-def test_a_generation_is_read_once_its_streams_are_all_there(home: Path) -> None:
-    """A timestamp without its streams rows makes the reader wait, and say so; what lies before it is read."""
+def test_a_generation_is_read_once_all_its_streams_exist(home: Path) -> None:
+    """A timestamp without its stream rows makes the reader wait with a message; earlier rows are read."""
     lake = Lake(home / "lake")
     table = schema(lake)
     rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", datetime_from_us(SWITCH_US))])
@@ -234,8 +239,8 @@ def test_a_generation_is_read_once_its_streams_are_all_there(home: Path) -> None
     assert consume(lake, Clock(NOW_US), table, "audit")[1] == 3
 
 
-def test_a_generation_that_is_gone_is_named(home: Path) -> None:
-    """A reader that stood in it is told what it lost, and is not moved."""
+def test_a_removed_generation_is_reported(home: Path) -> None:
+    """A consumer inside it gets an error that names the lost rows, and is not moved."""
     lake = Lake(home / "lake")
     table = schema(lake)
     before, _ = consume(lake, Clock(NOW_US), table, "audit", until_us=START_US)
@@ -245,8 +250,8 @@ def test_a_generation_that_is_gone_is_named(home: Path) -> None:
     assert consumers.find_consumer(lake, "audit", "ks", "t") == before
 
 
-def test_what_cannot_be_consumed_is_refused(home: Path, tmp_path: Path) -> None:
-    """Names that are none, tables without a log, a sink that does not belong to the position."""
+def test_invalid_consumers_are_refused(home: Path, tmp_path: Path) -> None:
+    """Invalid names, tables without a log, and a sink that does not belong to the position are refused."""
     lake = Lake(home / "lake")
     table = schema(lake)
     with pytest.raises(InputError, match="no name of a consumer"):
@@ -259,8 +264,8 @@ def test_what_cannot_be_consumed_is_refused(home: Path, tmp_path: Path) -> None:
         consume(lake, Clock(NOW_US), table, "audit")
 
 
-def test_a_sink_gets_the_columns_that_its_table_got(home: Path) -> None:
-    """ALTER TABLE added a column and dropped another: the consumer reads on; what it has of the old one stays."""
+def test_a_sink_gets_added_columns(home: Path) -> None:
+    """After ALTER TABLE adds a column and drops another the consumer reads on; old values stay in the sink."""
     lake = Lake(home / "lake")
     consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=Microseconds(SWITCH_US - 1))
     cdc_tables.alter_cdc_table(lake, Clock(SWITCH_US), "ks", "t", ddl=DDL.replace("v int", "w text"))
@@ -271,42 +276,44 @@ def test_a_sink_gets_the_columns_that_its_table_got(home: Path) -> None:
     rows = encode_log_batch(schema(lake), batch, get_stream_lookup(lake, schema(lake)))
     assert lake.append_once(stored, pa.Table.from_batches([rows]), {"other": 1}, None)
     assert consume(lake, Clock(NOW_US), schema(lake), "audit")[1] == 3
-    read = lake.read(lake.widen(sink_table(schema(lake), "audit"))).sort_by(WRITTEN_AT).to_pylist()
-    assert [row["v"] for row in read] == [when % 1000 for when in READABLE[:3]] + [None] * 4
-    assert [row["w"] for row in read] == [None] * 5 + ["new", None]
+    sink_rows = lake.read(lake.widen(sink_table(schema(lake), "audit"))).sort_by(WRITTEN_AT).to_pylist()
+    assert [row["v"] for row in sink_rows] == [when % 1000 for when in READABLE[:3]] + [None] * 4
+    assert [row["w"] for row in sink_rows] == [None] * 5 + ["new", None]
 
 
-def test_a_copy_has_the_exact_value_where_its_log_has_one(home: Path, tmp_path: Path) -> None:
-    """A log that got one after a consumer had begun: in both kinds of copies, beside the nearest native value."""
+def test_a_copy_has_the_exact_value_if_its_log_has_one(home: Path, tmp_path: Path) -> None:
+    """If a log gets exact values after a consumer began, both kinds of copies store them beside the native values."""
     lake, file = Lake(home / "lake"), tmp_path / "statements.cql"
     far_ms, clock = 9_300_000_000_000_000, format_ms(ms_from_us(Microseconds(START_US + 60_000_000)))
 
-    def keep(number: int, at_us: int, value: int, before: str = "") -> None:
+    def apply_insert(number: int, at_us: int, value: int, before: str = "") -> None:
         row = f"INSERT INTO ks.u (p, at) VALUES ({number}, {value}) USING TIMESTAMP {at_us};"
         file.write_text(before + row, encoding="utf-8")
         answer = run("--home", home, "--clock", clock, "cql", "run", file, "--apply")
         assert answer.exit_code == 0, answer.stderr
 
-    keep(1, START_US + 5, 1_000, "CREATE TABLE ks.u (p int PRIMARY KEY, at timestamp) WITH cdc = {'enabled': 'true'};")
+    apply_insert(
+        1, START_US + 5, 1_000, "CREATE TABLE ks.u (p int PRIMARY KEY, at timestamp) WITH cdc = {'enabled': 'true'};"
+    )
     table = read_table_schema(lake, "ks", "u")
     consume(lake, Clock(NOW_US), table, "audit", until_us=Microseconds(START_US + 10))
-    keep(2, START_US + 20, far_ms)
+    apply_insert(2, START_US + 20, far_ms)
     assert consume(lake, Clock(NOW_US), table, "audit")[1] == 1
     assert hourly.copy_hour(lake, Clock(NOW_US), [table], START_US)[0].rows == 2
-    log = exact_of(lake, log_table(table, exact=True))
+    log = exact_values(lake, log_table(table, exact=True))
     assert [(p, far) for p, _, far in log] == [(1, None), (2, [("at", str(far_ms))])]
     for name in ("audit", "hourly"):
-        assert exact_of(lake, sink_table(table, name, exact=True)) == log
+        assert exact_values(lake, sink_table(table, name, exact=True)) == log
 
 
-def exact_of(lake: Lake, table: Any) -> list[tuple[Any, ...]]:
-    """The key, the native and the exact value of each row."""
+def exact_values(lake: Lake, table: Any) -> list[tuple[Any, ...]]:
+    """Return the key, the native and the exact value of each row."""
     rows = lake.read(table, ["p", "at", EXACT]).sort_by("p")
     return list(zip(*(rows[name].to_pylist() for name in rows.column_names), strict=True))
 
 
 def test_a_column_of_another_type_is_not_written_into_the_old_one(home: Path) -> None:
-    """Dropped and made anew: the old values stand aside in the sink, with their deletions, and it reads on."""
+    """After a re-creation the sink stores old values and deletions in renamed columns, and the consumer continues."""
     lake = Lake(home / "lake")
     consume(lake, Clock(NOW_US), schema(lake), "audit", until_us=Microseconds(SWITCH_US - 1))
     before = lake.read(sink_table(schema(lake), "audit"))
@@ -315,16 +322,16 @@ def test_a_column_of_another_type_is_not_written_into_the_old_one(home: Path) ->
     lake.ensure(log_table(schema(lake)))
     consume(lake, Clock(NOW_US), schema(lake), "audit")
     sink = sink_table(schema(lake), "audit")
-    found = lake.read_version(sink, lake.version(sink) or 0)
-    old = sorted(name for name in found.column_names if "$until_" in name)
-    assert [name.partition("$until_")[0] for name in old] == ["cdc$deleted_v", "v"]
-    assert sorted(found[old[1]].to_pylist()) == sorted(before["v"].to_pylist()) != []
-    assert found["v"].null_count == found.num_rows
-    assert str(found.schema.field("v").type).startswith("string")
+    stored = lake.read_version(sink, lake.version(sink) or 0)
+    old_names = sorted(name for name in stored.column_names if "$until_" in name)
+    assert [name.partition("$until_")[0] for name in old_names] == ["cdc$deleted_v", "v"]
+    assert sorted(stored[old_names[1]].to_pylist()) == sorted(before["v"].to_pylist()) != []
+    assert stored["v"].null_count == stored.num_rows
+    assert str(stored.schema.field("v").type).startswith("string")
 
 
 def test_a_tablet_based_table_is_read_set_by_set(tmp_path: Path) -> None:
-    """Two tablets that split into four: rows in the streams of their set, a window each, every row once."""
+    """Two tablets split into four: rows have streams of their set, each set is a window, every row is read once."""
     lake = Lake(tmp_path / "lake")
     created, split = Clock(Microseconds(START_US + 5_000_000)), Clock(Microseconds(SWITCH_US - 65_000_000))
     tablets.create_tablets(lake, created, Settings(), "ks", "t", uniform_tablet_ends(2), ttl_seconds=86_400)
@@ -332,22 +339,24 @@ def test_a_tablet_based_table_is_read_set_by_set(tmp_path: Path) -> None:
     cdc_tables.drop_cdc_table(lake, created, "ks", "t")
     cdc_tables.add_cdc_table(lake, split, "ks", "t", ttl_seconds=86_400, ddl=DDL)
     sets = metastore_tablets.read_stream_sets(lake, "ks", "t")
-    assert [us_from_ms(each.timestamp_ms) for each in sets] == [START_US, SWITCH_US]
+    assert [us_from_ms(stream_set.timestamp_ms) for stream_set in sets] == [START_US, SWITCH_US]
     times = [START_US, *map(Microseconds, range(SWITCH_US - 20, SWITCH_US + 20))]
     write(lake, 0, times)
     consumer, rows = consume(lake, Clock(NOW_US), schema(lake), "audit")
     assert (rows, consumer.window_number, consumer.set_timestamp_us) == (41, 2, SWITCH_US)
-    read = lake.read(sink_table(schema(lake), "audit"))
-    streams = [{bytes(stream) for stream in each.ids} for each in sets]
-    assert [len(each) for each in streams] == [2, 4]
-    for stream, when in zip(read["cdc$stream_id"].to_pylist(), read[WRITTEN_AT].cast("int64").to_pylist(), strict=True):
+    sink_rows = lake.read(sink_table(schema(lake), "audit"))
+    streams = [{bytes(stream) for stream in stream_set.ids} for stream_set in sets]
+    assert [len(stream_set) for stream_set in streams] == [2, 4]
+    for stream, when in zip(
+        sink_rows["cdc$stream_id"].to_pylist(), sink_rows[WRITTEN_AT].cast("int64").to_pylist(), strict=True
+    ):
         assert stream in streams[when >= SWITCH_US]
-    assert sorted(read[WRITTEN_AT].cast("int64").to_pylist()) == times
+    assert sorted(sink_rows[WRITTEN_AT].cast("int64").to_pylist()) == times
 
 
 @pytest.mark.spark
 def test_changes_come_in_the_order_of_generations(home: Path, spark: SparkSession) -> None:
-    """The same rows as one DataFrame: half open at its start, nothing younger than the safety window."""
+    """The DataFrame has the same rows; it excludes its start and rows younger than the safety window."""
     lake = Lake(home / "lake")
     table = schema(lake)
 

@@ -1,4 +1,4 @@
-"""A log that is brought in from a live cluster: no reader goes further than it was brought in."""
+"""An ingested log of a live cluster: no reader goes past the ingested position."""
 
 from __future__ import annotations
 
@@ -21,47 +21,47 @@ HOUR = Microseconds(SWITCH_US - SWITCH_US % HOUR_US)
 
 @pytest.fixture
 def lake(tmp_path: Path) -> Lake:
-    """Rows before and after a switch, of which the cluster's log was brought in up to the second."""
+    """Create rows before and after a switch; the cluster's log was ingested up to the second one."""
     lake = Lake(home_with_log(tmp_path) / "lake")
     write(lake, [START_US, SWITCH_US, Microseconds(SWITCH_US + 1)])
     consumers.register_consumer(lake, NOW, FROM_CLUSTER, "ks", "t", position_us=SWITCH_US)
     return lake
 
 
-def move_on(lake: Lake, until_us: int) -> None:
-    """Bring the log in up to there."""
-    at = consumers.find_consumer(lake, FROM_CLUSTER, "ks", "t")
+def ingest_up_to(lake: Lake, until_us: int) -> None:
+    """Advance the ingested position."""
+    ingest = consumers.find_consumer(lake, FROM_CLUSTER, "ks", "t")
     consumers.advance_consumer(
         lake,
         NOW,
-        at,
+        ingest,
         position_us=Microseconds(until_us),
         set_timestamp_us=SWITCH_US,
-        expected_window=at.window_number,
+        expected_window=ingest.window_number,
     )
 
 
-def test_a_consumer_waits_for_what_is_brought_in(lake: Lake) -> None:
-    """It takes what was, and goes on when more is: a row that comes in behind it would be lost to it."""
+def test_a_consumer_waits_for_ingested_rows(lake: Lake) -> None:
+    """A consumer stops at the ingested position; otherwise it would miss rows ingested behind it."""
     assert consume(lake, NOW, schema(lake), "audit")[1] == 2
     assert consume(lake, NOW, schema(lake), "audit")[1] == 0
-    move_on(lake, SWITCH_US + HOUR_US)
+    ingest_up_to(lake, SWITCH_US + HOUR_US)
     assert consume(lake, NOW, schema(lake), "audit")[1] == 1
     assert times_of(lake.read(sink_table(schema(lake), "audit"))) == [START_US, SWITCH_US, SWITCH_US + 1]
 
 
-def test_an_hour_waits_until_it_is_brought_in(lake: Lake) -> None:
-    """It is neither due nor copied before, not even in part."""
+def test_an_hour_waits_until_it_is_ingested(lake: Lake) -> None:
+    """The hour is neither due nor copied before, not even in part."""
     assert HOUR not in hourly.list_due_hours(lake, NOW, 10)
     with pytest.raises(StateError, match="was ingested from its cluster up to"):
         hourly.copy_hour(lake, NOW, [schema(lake)], HOUR)
-    move_on(lake, HOUR + HOUR_US - ONE_US)
+    ingest_up_to(lake, HOUR + HOUR_US - ONE_US)
     assert HOUR in hourly.list_due_hours(lake, NOW, 10)
     (copied,) = hourly.copy_hour(lake, NOW, [schema(lake)], HOUR)
     assert copied.rows == 2
 
 
-def test_the_name_of_who_brings_it_in_is_taken(lake: Lake) -> None:
+def test_the_name_of_the_ingesting_consumer_is_reserved(lake: Lake) -> None:
     """Two readers of one name would share a position."""
     with pytest.raises(InputError, match="brings in the log of a live cluster"):
         consume(lake, NOW, schema(lake), FROM_CLUSTER)

@@ -1,4 +1,4 @@
-"""Windows of reading: every time in exactly one, none over the end of a generation, none ahead of the horizon."""
+"""Windows of reading: every time is in exactly one, none spans two generations, none exceeds the horizon."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ times = st.integers(1, 60)
 def test_every_time_is_in_one_window_of_its_generation(
     begins: set[Microseconds], horizons: list[int], longest: Microseconds | None
 ) -> None:
-    """However often the reader comes back, and however far the clock has moved since."""
+    """This holds however often the reader returns, and however far the clock has moved."""
     sets, position, number = ReaderSets(sorted(begins)), 0, 0
     read: list[int] = []
     for horizon in sorted(horizons):
@@ -36,8 +36,8 @@ def test_every_time_is_in_one_window_of_its_generation(
     assert read == list(range(min(begins), max(horizons) + 1))
 
 
-def test_a_generation_is_half_open() -> None:
-    """Its last microsecond is its own, the next one's first is not."""
+def test_a_generation_includes_its_start_and_excludes_its_end() -> None:
+    """Its last microsecond belongs to it, the next one's first does not."""
     sets = ReaderSets([Microseconds(10), Microseconds(20)])
     assert next_window(sets, Microseconds(0), 0, Microseconds(100)) == Window(
         1, Microseconds(10), Microseconds(9), Microseconds(19)
@@ -50,8 +50,8 @@ def test_a_generation_is_half_open() -> None:
     assert next_window(ReaderSets([]), Microseconds(0), 0, Microseconds(100)) is None
 
 
-def test_a_generation_that_is_seen_late_still_cuts() -> None:
-    """One that appears behind the position changes nothing that was read, and everything that comes."""
+def test_a_generation_discovered_late_still_splits_windows() -> None:
+    """A generation that appears behind the position changes later windows, but none that was read."""
     assert next_window(ReaderSets([Microseconds(10)]), Microseconds(9), 0, Microseconds(30)) == Window(
         1, Microseconds(10), Microseconds(9), Microseconds(30)
     )
@@ -60,8 +60,8 @@ def test_a_generation_that_is_seen_late_still_cuts() -> None:
     ) == Window(2, Microseconds(10), Microseconds(30), Microseconds(39))
 
 
-def test_a_removed_generation_is_no_silent_jump() -> None:
-    """Not while it is next, nor when the reader is in its middle; once it is read it no longer matters."""
+def test_a_removed_generation_is_never_skipped_silently() -> None:
+    """It is an error while it is next or partly read; once it is read it no longer matters."""
     sets = ReaderSets([Microseconds(20), Microseconds(30)], [Microseconds(10)])
     for position in (0, 9, 15, 18):
         with pytest.raises(StateError, match="has been removed"):

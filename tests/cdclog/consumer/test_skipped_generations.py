@@ -1,4 +1,4 @@
-"""Generations that are listed without a single stream: passed over by name as clients do; half of one is waited for."""
+"""Generations listed without any stream: skipped by name as clients do; a generation with some streams is awaited."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ AUDIT = ("audit", "ks", "t")
 
 @dataclass
 class World:
-    """A table with a log in three generations or stream sets, an hour apart, and what its reader has told."""
+    """A table with a log in three generations or stream sets, an hour apart, and the messages of its reader."""
 
     lake: Lake
     streams: Table
@@ -72,34 +72,34 @@ class World:
 
     @property
     def schema(self) -> TableSchema:
-        """The table."""
+        """Return the table's schema."""
         return read_table_schema(self.lake, "ks", "t")
 
     def take_away(self, time_us: int, rows: Callable[[pa.Table], pa.Table] = lambda rows: rows) -> pa.Table:
-        """Take rows of streams of a time away, by default all; answers with them."""
-        taken = rows(
+        """Delete rows of streams of a time, by default all; return them."""
+        deleted = rows(
             self.lake.read(self.streams, filters=[(self.column, "=", datetime_from_us(Microseconds(time_us)))])
         )
         key = "range_end" if self.column == "time" else "stream_id"
-        for row in taken.to_pylist():
+        for row in deleted.to_pylist():
             where = [(self.column, "=", row[self.column]), (key, "=", row[key])]
             if "stream_state" in row:
                 where.append(("stream_state", "=", row["stream_state"]))
             self.lake.delete(self.streams, where)
-        return taken
+        return deleted
 
     def give_back(self, rows: pa.Table) -> None:
-        """Put rows of streams back."""
+        """Restore rows of streams."""
         self.lake.merge(self.streams, rows, update=False)
 
     def consume(self, now_us: int = LATE_US, name: str = "audit", **more: Any) -> list[int]:
-        """Read on, and answer with when the rows that came were written."""
+        """Run the consumer; return when the new rows were written."""
         before = len(self.read(name))
         consume(self.lake, Clock(Microseconds(now_us)), self.schema, name, on_message=self.told.append, **more)
         return self.read(name)[before:]
 
     def read(self, name: str = "audit") -> list[int]:
-        """When the rows in the reader's table were written (µs), sorted."""
+        """Return when the rows in the reader's table were written (µs), sorted."""
         rows = self.lake.read(sink_table(self.schema, name), [WRITTEN_AT])
         return sorted(rows[WRITTEN_AT].cast("int64").to_pylist())
 
@@ -115,7 +115,7 @@ class World:
 
 
 def with_generations(folder: Path) -> World:
-    """Three generations of vnodes."""
+    """Create three generations of vnodes."""
     times = {id_: ms_from_us(when) for id_, when in zip((ID, OTHER_ID, THIRD_ID), TIMES, strict=True)}
     home_with_generations(folder, times)
     world = World(Lake(folder / "home" / "lake"), STREAMS_DESCRIPTIONS_V2, "time")
@@ -124,7 +124,7 @@ def with_generations(folder: Path) -> World:
 
 
 def with_tablets(folder: Path) -> World:
-    """Three stream sets of tablets, of two, four and eight."""
+    """Create three stream sets of tablets, of two, four and eight."""
     world = World(Lake(folder / "home" / "lake"), TABLET_STREAMS, "timestamp")
     tablets.create_tablets(
         world.lake,
@@ -143,38 +143,40 @@ def with_tablets(folder: Path) -> World:
 
 @pytest.fixture(params=[with_generations, with_tablets], ids=["vnodes", "tablets"])
 def world(request: pytest.FixtureRequest, tmp_path: Path) -> World:
-    """Both kinds of tables, with rows in all three generations or sets."""
-    made: World = request.param(tmp_path)
-    typed = [{"operation": 2, "timestamp": when, "p": place, "k": 0, "v": 1} for place, when in enumerate(WRITTEN)]
-    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(made.schema))
-    rows = pa.Table.from_batches([encode_log_batch(made.schema, batch, get_stream_lookup(made.lake, made.schema))])
-    assert made.lake.append_once(log_table(made.schema), rows, {"writer": 1}, None)
-    return made
+    """Create either kind of table, with rows in all three generations or sets."""
+    created: World = request.param(tmp_path)
+    typed = [{"operation": 2, "timestamp": when, "p": index, "k": 0, "v": 1} for index, when in enumerate(WRITTEN)]
+    batch = pa.RecordBatch.from_pylist(typed, schema=typed_writes_schema(created.schema))
+    rows = pa.Table.from_batches(
+        [encode_log_batch(created.schema, batch, get_stream_lookup(created.lake, created.schema))]
+    )
+    assert created.lake.append_once(log_table(created.schema), rows, {"writer": 1}, None)
+    return created
 
 
 def half(rows: pa.Table) -> pa.Table:
-    """The half of a generation's rows that is taken away, and leaves the rest without one of its streams."""
+    """Return half of a generation's rows; deleting them leaves the rest incomplete."""
     return rows.slice(0, rows.num_rows // 2)
 
 
 @pytest.mark.parametrize("bare", [FIRST_US, SECOND_US], ids=["before", "after"])
-def test_one_without_streams_is_passed_over_once_a_later_one_operates(world: World, bare: int) -> None:
-    """Before and after one that has rows: nothing of it is read, which is told once and noted; the others are."""
+def test_a_generation_without_streams_is_skipped_once_a_later_one_operates(world: World, bare: int) -> None:
+    """None of its rows is read, which is reported and recorded once; the rows of the others are read."""
     world.take_away(bare)
     others = [when for when in WRITTEN if not bare <= when < bare + HOUR_US]
     assert world.consume() == others
-    (told,) = world.told
-    assert f"skips the generation of {format_us(Microseconds(bare))}" in told
-    assert "2 rows of the log" in told
+    (message,) = world.told
+    assert f"skips the generation of {format_us(Microseconds(bare))}" in message
+    assert "2 rows of the log" in message
     assert read_skipped_sets(world.lake) == {AUDIT: [bare]}
     assert world.consume() == []
     assert len(world.told) == 1
     assert consumers.find_consumer(world.lake, *AUDIT).position_us == LATE_US - CONFIDENCE_WINDOW_US
 
 
-def test_the_newest_is_waited_for(world: World) -> None:
-    """Until a later one has operated for the safety window, however long that takes; then it is passed over."""
-    taken = world.take_away(THIRD_US)
+def test_the_newest_generation_is_awaited(world: World) -> None:
+    """It is awaited until a later one has operated for the safety window, however long that takes, and then skipped."""
+    deleted = world.take_away(THIRD_US)
     listed = GENERATION_TIMESTAMPS if world.column == "time" else TABLET_TIMESTAMPS
     fourth = world.lake.read(listed, filters=[(world.column, "=", datetime_from_us(THIRD_US))])
     for _ in range(2):
@@ -190,38 +192,38 @@ def test_the_newest_is_waited_for(world: World) -> None:
     with pytest.raises(StateError, match=f"generation of {format_us(LATE_US)} are not all published yet"):
         world.consume(LATE_US + CONFIDENCE_WINDOW_US + 1)
     assert read_skipped_sets(world.lake) == {AUDIT: [THIRD_US]}
-    world.give_back(taken)
+    world.give_back(deleted)
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_where_some_rows_are_missing_readers_wait_for_ever(world: World, number: int) -> None:
-    """However many generations operate by then; what comes before is read, and all of it once the rows are there."""
-    taken = world.take_away(TIMES[number], half)
+def test_a_generation_with_missing_streams_is_awaited_forever(world: World, number: int) -> None:
+    """Later generations do not matter; earlier rows are read, and all others once the streams exist."""
+    deleted = world.take_away(TIMES[number], half)
     for _ in range(2):
         with pytest.raises(StateError, match="not all published yet"):
             world.consume()
         assert world.read() == WRITTEN[: 2 * number]
     assert (world.told, read_skipped_sets(world.lake)) == ([], {})
-    world.give_back(taken)
+    world.give_back(deleted)
     assert world.consume() == WRITTEN[2 * number :]
 
 
-def test_rows_that_appear_later_are_read_from_their_generations_start(world: World) -> None:
-    """The audit names the generation until the reader runs again; then its rows are there, once, with its start."""
-    taken = world.take_away(SECOND_US)
+def test_streams_that_appear_later_are_read_from_their_generations_start(world: World) -> None:
+    """The audit reports the generation until the reader runs again; then its rows are stored once, with its start."""
+    deleted = world.take_away(SECOND_US)
     world.consume()
-    assert [(each.population, each.violations) for each in audit_skipped_sets(world.lake)] == [(1, 0)]
-    world.give_back(taken)
+    assert [(finding.population, finding.violations) for finding in audit_skipped_sets(world.lake)] == [(1, 0)]
+    world.give_back(deleted)
     world.told.clear()
-    (found,) = audit_skipped_sets(world.lake)
-    assert (found.invariant, found.population, found.violations) == ("passed_over_stays_empty", 1, 1)
-    assert "consumer audit of ks.t" in found.sample
-    assert format_us(SECOND_US) in found.sample
+    (finding,) = audit_skipped_sets(world.lake)
+    assert (finding.invariant, finding.population, finding.violations) == ("passed_over_stays_empty", 1, 1)
+    assert "consumer audit of ks.t" in finding.sample
+    assert format_us(SECOND_US) in finding.sample
     before = consumers.find_consumer(world.lake, *AUDIT)
     world.consume()
     assert world.read() == WRITTEN
-    late = [(WRITTEN_AT, ">=", datetime_from_us(SECOND_US)), (WRITTEN_AT, "<", datetime_from_us(THIRD_US))]
-    rows = world.lake.read(sink_table(world.schema, "audit"), [GENERATION], late)
+    late_rows = [(WRITTEN_AT, ">=", datetime_from_us(SECOND_US)), (WRITTEN_AT, "<", datetime_from_us(THIRD_US))]
+    rows = world.lake.read(sink_table(world.schema, "audit"), [GENERATION], late_rows)
     assert rows[GENERATION].to_pylist() == [datetime_from_us(SECOND_US)] * 2
     assert (audit_skipped_sets(world.lake), read_skipped_sets(world.lake), world.told) == ([], {}, [])
     world.consume()
@@ -229,13 +231,13 @@ def test_rows_that_appear_later_are_read_from_their_generations_start(world: Wor
     assert consumers.find_consumer(world.lake, *AUDIT) == before
 
 
-def test_a_reader_that_noted_nothing_of_its_sets_says_what_it_cannot_read(world: World) -> None:
-    """An earlier release wrote its table: the rows stay unread, and every run says so until the reader is forgotten."""
-    taken = world.take_away(SECOND_US)
+def test_a_reader_without_recorded_progress_reports_what_it_cannot_read(world: World) -> None:
+    """A table of an earlier release: the rows stay unread, and every run reports it until the consumer is forgotten."""
+    deleted = world.take_away(SECOND_US)
     with pytest.MonkeyPatch.context() as earlier:
         earlier.setattr(StreamProgress, "marks", lambda *_: {})
         world.consume()
-    world.give_back(taken)
+    world.give_back(deleted)
     for _ in range(2):
         world.told.clear()
         assert world.consume() == []
@@ -245,8 +247,8 @@ def test_a_reader_that_noted_nothing_of_its_sets_says_what_it_cannot_read(world:
     assert (audit_skipped_sets(world.lake), read_skipped_sets(world.lake)) == ([], {})
 
 
-def test_a_generation_of_which_rows_were_read_is_not_passed_over(world: World) -> None:
-    """It had streams: that they are gone is damage, for which the reader waits."""
+def test_a_generation_with_rows_already_read_is_not_skipped(world: World) -> None:
+    """It had streams, so their absence is damage, for which the reader waits."""
     assert world.consume(until_us=SECOND_US) == WRITTEN[:3]
     world.take_away(SECOND_US)
     with pytest.raises(StateError, match="not all published yet"):
@@ -254,8 +256,8 @@ def test_a_generation_of_which_rows_were_read_is_not_passed_over(world: World) -
     assert read_skipped_sets(world.lake) == {}
 
 
-def test_a_reader_that_stops_inside_goes_on_from_there(world: World) -> None:
-    """`--until` in the middle of one that is passed over: told once, noted once, nothing of it is read."""
+def test_a_reader_that_stops_inside_a_skipped_generation_continues_there(world: World) -> None:
+    """With `--until` inside it, the skip is reported once and recorded once, and nothing of it is read."""
     world.take_away(SECOND_US)
     assert world.consume(until_us=SECOND_US + 1) == WRITTEN[:2]
     assert world.consume() == WRITTEN[4:]
@@ -263,9 +265,9 @@ def test_a_reader_that_stops_inside_goes_on_from_there(world: World) -> None:
     assert read_skipped_sets(world.lake) == {AUDIT: [SECOND_US]}
 
 
-def test_a_note_of_a_reader_that_died_is_taken_back(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed behind the note, before anything moved; then the streams come, and the generation is read whole."""
-    taken = world.take_away(SECOND_US)
+def test_a_skip_recorded_by_a_killed_reader_is_withdrawn(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reader is killed after the record, before anything moved; when the streams appear, the generation is read."""
+    deleted = world.take_away(SECOND_US)
 
     class Killed(BaseException):
         pass
@@ -280,31 +282,31 @@ def test_a_note_of_a_reader_that_died_is_taken_back(world: World, monkeypatch: p
         with pytest.raises(Killed):
             world.consume()
     assert read_skipped_sets(world.lake) == {AUDIT: [SECOND_US]}
-    world.give_back(taken)
+    world.give_back(deleted)
     assert world.consume() == WRITTEN[2:]
     assert read_skipped_sets(world.lake) == {}
     assert audit_skipped_sets(world.lake) == []
 
 
-def test_hours_pass_over_and_are_mended_by_being_copied_again(world: World) -> None:
-    """The hour is whole without those rows; when the streams come it is found, and copying it again brings them."""
-    taken = world.take_away(SECOND_US)
+def test_hourly_copies_skip_and_are_repaired_by_another_copy(world: World) -> None:
+    """The hour is complete without those rows; when the streams appear, checks fail until the hour is copied again."""
+    deleted = world.take_away(SECOND_US)
     for hour in TIMES:
         world.copy_hour(hour)
     assert world.read("hourly") == [*WRITTEN[:2], *WRITTEN[4:]]
     assert len(world.told) == 1
     assert read_skipped_sets(world.lake) == {("hourly", "ks", "t"): [SECOND_US]}
-    assert all(each.violations == 0 for each in [*audit_hours(world.lake), *audit_skipped_sets(world.lake)])
-    world.give_back(taken)
-    assert [each.violations for each in audit_hours(world.lake)] == [1, 0]
-    assert [each.violations for each in audit_skipped_sets(world.lake)] == [1]
+    assert all(finding.violations == 0 for finding in [*audit_hours(world.lake), *audit_skipped_sets(world.lake)])
+    world.give_back(deleted)
+    assert [finding.violations for finding in audit_hours(world.lake)] == [1, 0]
+    assert [finding.violations for finding in audit_skipped_sets(world.lake)] == [1]
     world.copy_hour(SECOND_US)
     assert world.read("hourly") == WRITTEN
-    assert all(each.violations == 0 for each in [*audit_hours(world.lake), *audit_skipped_sets(world.lake)])
+    assert all(finding.violations == 0 for finding in [*audit_hours(world.lake), *audit_skipped_sets(world.lake)])
 
 
-def test_a_new_reader_says_what_it_leaves_out_of_removed_generations(world: World) -> None:
-    """From when on it reads, in which generations the rows were, and how many of them the log still has."""
+def test_a_new_reader_reports_rows_of_removed_generations(world: World) -> None:
+    """The message has the start of reading, the removed generations, and how many of their rows the log still has."""
     before = (LATE_US if world.column == "time" else LATE_US + 86_400_000_000) * 2
     if world.column == "time":
         removed_ms = FIRST_US // 1000
@@ -317,59 +319,59 @@ def test_a_new_reader_says_what_it_leaves_out_of_removed_generations(world: Worl
     else:
         tablets.collect_tablet_sets(world.lake, Clock(Microseconds(SECOND_US + 86_400_000_000)), "ks", "t")
     assert world.consume(before) == WRITTEN[2:]
-    (told,) = world.told
-    assert f"begins at {format_us(SECOND_US)}" in told
-    assert format_us(FIRST_US) in told
-    assert "2 rows of the log" in told
+    (message,) = world.told
+    assert f"begins at {format_us(SECOND_US)}" in message
+    assert format_us(FIRST_US) in message
+    assert "2 rows of the log" in message
     world.told.clear()
     world.consume(before)
     assert world.told == []
 
 
-def test_the_command_warns_and_lists_what_was_passed_over(world: World) -> None:
-    """`consume` on standard error, `consumers` in its rows; `check` judges it beside everything else."""
+def test_the_commands_report_skipped_generations(world: World) -> None:
+    """`consume` warns on standard error, and `consumers` lists them in its rows."""
     world.take_away(SECOND_US)
     home = world.lake.root.parent
-    late = format_us(LATE_US)
-    answer = run("--home", home, "--clock", late, "consume", "ks.t", "--name", "audit", "--json")
+    end = format_us(LATE_US)
+    answer = run("--home", home, "--clock", end, "consume", "ks.t", "--name", "audit", "--json")
     assert answer.exit_code == 0
     assert answer.stderr.startswith("warning: consumer audit of ks.t skips the generation of 2026-01-31T13:00")
-    (listed,) = run("--home", home, "consumers", "--json").rows
-    assert listed["skipped"] == [format_us(SECOND_US)]
+    (consumer,) = run("--home", home, "consumers", "--json").rows
+    assert consumer["skipped"] == [format_us(SECOND_US)]
 
 
-def test_writes_at_such_a_time_are_refused_and_others_are_not(tmp_path: Path) -> None:
-    """A tablet-based table goes on with the sets that it has; what a write in the bare one gets nobody knows."""
+def test_writes_into_a_set_without_streams_are_refused(tmp_path: Path) -> None:
+    """Writes in other sets of the table are accepted; the stream of a write in the empty set is unknown."""
     world = with_tablets(tmp_path)
     world.take_away(SECOND_US)
     source = StreamSources(world.lake).of("ks", "t")
-    for when, taken in ((FIRST_US, True), (SECOND_US - 1, True), (SECOND_US, False), (THIRD_US, True)):
-        assert source.explain(7, Microseconds(when), Microseconds(when)).accepted == taken
+    for when, accepted in ((FIRST_US, True), (SECOND_US - 1, True), (SECOND_US, False), (THIRD_US, True)):
+        assert source.explain(7, Microseconds(when), Microseconds(when)).accepted == accepted
         keys, times = pa.array([b"\0\0\0\1"]), pa.array([when])
-        if taken:
+        if accepted:
             assert source.finder()(keys, times)[0].as_py() is not None
         else:
             with pytest.raises(StateError, match="listed without a row of streams"):
                 source.finder()(keys, times)
-    wrong = {each.invariant: each.violations for each in audit_tablets(world.lake) if each.violations}
+    wrong = {finding.invariant: finding.violations for finding in audit_tablets(world.lake) if finding.violations}
     assert wrong == {"tablet_timestamp_complete": 1}
 
 
-def test_a_collection_of_sets_never_makes_a_bare_one_the_base(tmp_path: Path) -> None:
-    """The set after it goes on from the one before, which therefore stays."""
+def test_a_collection_never_makes_a_set_without_streams_the_base(tmp_path: Path) -> None:
+    """The set after it builds on the one before, which therefore stays."""
     world = with_tablets(tmp_path)
     world.take_away(SECOND_US)
-    done = tablets.collect_tablet_sets(
+    collection = tablets.collect_tablet_sets(
         world.lake, Clock(Microseconds(SECOND_US + HOUR_US + 86_400_000_000 - 1)), "ks", "t"
     )
-    assert (done.base_ms, done.removed_ms) == (FIRST_US // 1000, ())
+    assert (collection.base_ms, collection.removed_ms) == (FIRST_US // 1000, ())
     assert metastore_tablets.read_set_timestamps(world.lake, "ks", "t") == [when // 1000 for when in TIMES]
 
 
 @pytest.mark.spark
-def test_a_dataframe_of_changes_leaves_them_out_too(world: World, spark: SparkSession) -> None:
-    """The same rows as a reader's table has."""
+def test_a_dataframe_of_changes_omits_skipped_generations(world: World, spark: SparkSession) -> None:
+    """The DataFrame has the same rows as a reader's table."""
     world.take_away(SECOND_US)
     rows = read_changes(spark, world.lake, world.schema, Microseconds(0), LATE_US, now_us=LATE_US)
-    found = [row[0] for row in rows.selectExpr(f"unix_micros(`{WRITTEN_AT}`)").collect()]
-    assert found == [*WRITTEN[:2], *WRITTEN[4:]]
+    written_us = [row[0] for row in rows.selectExpr(f"unix_micros(`{WRITTEN_AT}`)").collect()]
+    assert written_us == [*WRITTEN[:2], *WRITTEN[4:]]

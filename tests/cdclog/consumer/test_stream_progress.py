@@ -1,4 +1,4 @@
-"""What a position has passed of each set unread: exactly the moments of that set that nobody has read yet."""
+"""Progress within sets: exactly the times of a set up to the position that no window has read are unread."""
 
 from __future__ import annotations
 
@@ -29,24 +29,24 @@ def test_each_moment_of_a_set_is_read_or_found_unread(
     origin: Microseconds,
     position: Microseconds,
 ) -> None:
-    """Counted one by one: behind the origin and up to the position, of sets that are not passed over, none twice."""
+    """Counted one by one, after the origin and up to the position, of sets that are not skipped, none twice."""
     order = sorted(begins)
-    due = set()
-    for place, begin in enumerate(order):
-        end = order[place + 1] if place + 1 < len(order) else 10**6
-        moments = (at for at in range(begin, end) if origin < at <= position)
-        due |= {(begin, at) for at in moments if begin not in passed and at > read.get(begin, 0)}
+    expected = set()
+    for index, begin in enumerate(order):
+        end = order[index + 1] if index + 1 < len(order) else 10**6
+        moments = (time for time in range(begin, end) if origin < time <= position)
+        expected |= {(begin, time) for time in moments if begin not in passed and time > read.get(begin, 0)}
     progress = StreamProgress("audit", origin, dict(read))
     sets = ReaderSets(order, passed=passed & begins)
     windows = list(iter_unread_windows(progress, sets, position, origin))
-    found = [(each.set_us, at) for each in windows for at in range(each.after_us + 1, each.until_us + 1)]
-    assert len(found) == len(set(found))
-    assert set(found) == due
-    assert [each.set_us for each in windows] == sorted(each.set_us for each in windows)
-    assert first_unread_us(progress, sets, position) == min((each.after_us for each in windows), default=None)
+    unread = [(window.set_us, time) for window in windows for time in range(window.after_us + 1, window.until_us + 1)]
+    assert len(unread) == len(set(unread))
+    assert set(unread) == expected
+    assert [window.set_us for window in windows] == sorted(window.set_us for window in windows)
+    assert first_unread_us(progress, sets, position) == min((window.after_us for window in windows), default=None)
 
 
-def test_nothing_is_unread_while_no_set_can_be_read() -> None:
-    """A log whose first generation is known and not published yet."""
+def test_nothing_is_unread_while_no_set_is_readable() -> None:
+    """The first generation of the log is known and not published yet."""
     sets = ReaderSets((), awaited=Microseconds(10))
     assert list(iter_unread_windows(StreamProgress("audit"), sets, Microseconds(20), Microseconds(0))) == []

@@ -1,4 +1,4 @@
-"""Scripts that are kept: tables, tablets and log rows in the lake, one script after the other, whatever happens."""
+"""Applied scripts: tables, tablets and log rows in the lake, one script after the other, also after a kill."""
 
 from __future__ import annotations
 
@@ -55,87 +55,89 @@ LATER_US = parse_time_us(LATER)
 
 @pytest.fixture(scope="module")
 def first_kept(streams_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """The lake of a home in which the first script is kept; made once and only looked at."""
-    lake = copied(streams_home, tmp_path_factory.mktemp("first") / "home")
-    result = kept(lake, FIRST, NOW_US)
-    assert [str(each.error) for each in result.outcomes if each.error] == []
+    """Create the lake of a home in which the first script is applied; tests only read it."""
+    lake = copy_home(streams_home, tmp_path_factory.mktemp("first") / "home")
+    result = apply_script(lake, FIRST, NOW_US)
+    assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
     return lake
 
 
 @pytest.fixture(scope="module")
 def both_kept(first_kept: Lake, tmp_path_factory: pytest.TempPathFactory) -> tuple[Lake, ScriptResult]:
-    """A lake in which both scripts are kept, and what became of the second."""
-    lake = copied(first_kept.root.parent, tmp_path_factory.mktemp("both") / "home")
-    return lake, kept(lake, SECOND, LATER_US)
+    """Apply both scripts to a lake; return it with the result of the second."""
+    lake = copy_home(first_kept.root.parent, tmp_path_factory.mktemp("both") / "home")
+    return lake, apply_script(lake, SECOND, LATER_US)
 
 
-def copied(home: Path, other: Path) -> Lake:
-    """The lake of a copy of a home."""
+def copy_home(home: Path, other: Path) -> Lake:
+    """Return the lake of a copy of a home."""
     shutil.copytree(home, other)
     return Lake(other / "lake")
 
 
-def kept(lake: Lake, script: str, at_us: Microseconds) -> ScriptResult:
-    """Keep a script at a time."""
+def apply_script(lake: Lake, script: str, at_us: Microseconds) -> ScriptResult:
+    """Apply a script at a time."""
     return commit_script(script, lake, Clock(at_us), Settings())
 
 
-def logged(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
-    """The log rows of a table, in canonical form, in the order of their times."""
+def log_rows(lake: Lake, keyspace: str, name: str) -> list[dict[str, Any]]:
+    """Return the log rows of a table, in canonical form, ordered by time."""
     schema = read_table_schema(lake, keyspace, name)
-    found = list(log_rows_from_arrow(schema, lake.read(log_table(schema))))
-    return sorted(found, key=lambda row: (row["cdc$time"].time, row["cdc$batch_seq_no"]))
+    stored_rows = list(log_rows_from_arrow(schema, lake.read(log_table(schema))))
+    return sorted(stored_rows, key=lambda row: (row["cdc$time"].time, row["cdc$batch_seq_no"]))
 
 
-def everything(lake: Lake) -> dict[str, Any]:
-    """What is kept: the log rows of every table, what is and was known of it, and its streams."""
-    known = sorted(cdc_tables.read_cdc_tables(lake), key=lambda table: table.full_name)
+def stored_state(lake: Lake) -> dict[str, Any]:
+    """Return everything stored: the log rows of every table, its state and history, and its streams."""
+    cdc_table_rows = sorted(cdc_tables.read_cdc_tables(lake), key=lambda table: table.full_name)
     sets = {
-        name: [each.ids.tolist() for each in tablets.read_stream_sets(lake, *name)]
+        name: [stream_set.ids.tolist() for stream_set in tablets.read_stream_sets(lake, *name)]
         for name in tablets.read_tables_with_stream_sets(lake)
     }
-    return {"tables": known, "changes": cdc_tables.read_table_changes(lake), "sets": sets} | {
-        table.full_name: logged(lake, table.keyspace_name, table.table_name) for table in known
+    return {"tables": cdc_table_rows, "changes": cdc_tables.read_table_changes(lake), "sets": sets} | {
+        table.full_name: log_rows(lake, table.keyspace_name, table.table_name) for table in cdc_table_rows
     }
 
 
-def touched(result: ScriptResult, name: str) -> list[dict[str, Any]]:
-    """The rows of a table at the end, which its log gives as well."""
+def final_rows(result: ScriptResult, name: str) -> list[dict[str, Any]]:
+    """Return the rows of a table at the end, which its log gives as well."""
     (table,) = [table for table in result.tables if table.name == name]
     assert table.replayed == table.base
     return table.base
 
 
-def test_a_script_is_kept(first_kept: Lake) -> None:
-    """Tables with their TTLs, tablets, and log rows in their streams; a table without CDC is not kept."""
+def test_a_script_is_applied(first_kept: Lake) -> None:
+    """Tables with their TTLs, tablets, and log rows in their streams are stored; a table without CDC is not."""
     assert {table.full_name for table in cdc_tables.read_cdc_tables(first_kept)} == {"ks.t", "ks.gone", "tabs.t"}
     assert cdc_tables.find_cdc_table(first_kept, "ks", "t").ttl_seconds == 60
-    assert [row["cdc$operation"] for row in logged(first_kept, "ks", "t")] == [2, 1]
+    assert [row["cdc$operation"] for row in log_rows(first_kept, "ks", "t")] == [2, 1]
     (streams,) = tablets.read_stream_sets(first_kept, "tabs", "t")
-    assert logged(first_kept, "tabs", "t")[0]["cdc$stream_id"] in {stream.tobytes() for stream in streams.ids}
+    assert log_rows(first_kept, "tabs", "t")[0]["cdc$stream_id"] in {stream.tobytes() for stream in streams.ids}
 
 
-def test_scripts_go_on_where_the_last_one_ended(first_kept: Lake, both_kept: tuple[Lake, ScriptResult]) -> None:
-    """Tables, types and rows are there for the next script, whose log rows come behind; meanwhile a TTL has passed."""
+def test_scripts_continue_where_the_last_one_ended(first_kept: Lake, both_kept: tuple[Lake, ScriptResult]) -> None:
+    """The next script has the tables, types and rows, and its log rows come later; meanwhile a TTL has passed."""
     lake, result = both_kept
-    assert [each.accepted for each in result.outcomes] == [True] * 11 + [False]
-    assert touched(result, "ks.t") == [{"pk": 0, "ck": "a", "d": None, "l": [3], "u": {"a": 1, "b": "x"}, "v": 9}]
-    assert [row["cdc$operation"] for row in logged(lake, "ks", "t")] == [2, 1, 0, 1, 0, 1]
-    assert [row["name"] for row in logged(lake, "ks", "gone")] == ["n"]
+    assert [outcome.accepted for outcome in result.outcomes] == [True] * 11 + [False]
+    assert final_rows(result, "ks.t") == [{"pk": 0, "ck": "a", "d": None, "l": [3], "u": {"a": 1, "b": "x"}, "v": 9}]
+    assert [row["cdc$operation"] for row in log_rows(lake, "ks", "t")] == [2, 1, 0, 1, 0, 1]
+    assert [row["name"] for row in log_rows(lake, "ks", "gone")] == ["n"]
     assert lake.read(KEPT_SCRIPTS, ["finished_at"])["finished_at"].null_count == 0
     assert dry_run_on_stored_tables("SELECT * FROM ks.t", lake, Clock(LATER_US), Settings()).tables == []
 
 
-def test_a_rehearsal_sees_what_is_kept_and_leaves_it(first_kept: Lake, both_kept: tuple[Lake, ScriptResult]) -> None:
-    """It has the rows that keeping the same script writes."""
-    before = everything(first_kept)
+def test_a_rehearsal_reads_stored_tables_and_writes_nothing(
+    first_kept: Lake, both_kept: tuple[Lake, ScriptResult]
+) -> None:
+    """Its rows are those that applying the same script writes."""
+    before = stored_state(first_kept)
     rehearsed = dry_run_on_stored_tables(SECOND, first_kept, Clock(LATER_US), Settings())
-    assert everything(first_kept) == before
-    assert [each.rows for each in rehearsed.outcomes] == [each.rows for each in both_kept[1].outcomes]
+    assert stored_state(first_kept) == before
+    assert [outcome.rows for outcome in rehearsed.outcomes] == [outcome.rows for outcome in both_kept[1].outcomes]
 
 
-def test_a_wrong_statement_keeps_nothing(lake: Lake) -> None:
-    """Nor does it start Spark."""
+def test_an_invalid_statement_applies_nothing(lake: Lake) -> None:
+    """An invalid statement does not start Spark, either."""
 
     result = commit_script(f"{FIRST} INSERT INTO ks.t (x) VALUES (1);", lake, Clock(NOW_US), Settings())
     assert result.wrong is not None
@@ -153,10 +155,10 @@ def test_a_wrong_statement_keeps_nothing(lake: Lake) -> None:
         "CREATE TYPE ks.{} (a int)",
     ],
 )
-def test_a_name_that_scylladb_refuses_is_refused_before_anything_is_noted(
+def test_a_name_that_scylladb_refuses_is_refused_before_anything_is_recorded(
     lake: Lake, statement: str, name: str
 ) -> None:
-    """Of a keyspace that a table makes as well: a script that is noted can be finished."""
+    """This includes the keyspace that a table implies: a recorded script can be finished."""
     result = commit_script(f"{statement.format(name)};", lake, Clock(NOW_US), Settings())
     assert result.wrong is not None
     assert re.search("names no (keyspace|table|type): a name has 1 to 192 letters", str(result.wrong.reason))
@@ -165,11 +167,11 @@ def test_a_name_that_scylladb_refuses_is_refused_before_anything_is_noted(
 
 
 @pytest.mark.parametrize("point", failpoints.SCRIPT_POINTS)
-def test_a_killed_script_is_finished_by_the_next(
+def test_a_killed_script_is_completed_by_the_next(
     first_kept: Lake, both_kept: tuple[Lake, ScriptResult], point: str, tmp_path: Path
 ) -> None:
-    """Whatever was written of it, in the end there is what there would have been."""
-    lake = copied(first_kept.root.parent, tmp_path / "home")
+    """Whatever was written before the kill, the final state is that of a complete run."""
+    lake = copy_home(first_kept.root.parent, tmp_path / "home")
     (tmp_path / "script.cql").write_text(SECOND, encoding="utf-8")
     options = [
         "--home",
@@ -188,14 +190,14 @@ def test_a_killed_script_is_finished_by_the_next(
         timeout=250,
     )
     assert killed.returncode == -signal.SIGKILL
-    kept(lake, "", Microseconds(LATER_US + 1))
-    assert everything(lake) == everything(both_kept[0])
+    apply_script(lake, "", Microseconds(LATER_US + 1))
+    assert stored_state(lake) == stored_state(both_kept[0])
 
 
-def test_a_renamed_key_goes_on_in_one_log(streams_home: Path, tmp_path: Path) -> None:
-    """By one commit all rows have the new names, also where the key is one that no native column holds."""
-    lake = copied(streams_home, tmp_path / "home")
-    kept(
+def test_a_renamed_key_continues_in_one_log(streams_home: Path, tmp_path: Path) -> None:
+    """One commit gives all rows the new names, also if no native column can hold the key."""
+    lake = copy_home(streams_home, tmp_path / "home")
+    apply_script(
         lake,
         """CREATE TABLE ks.r (pk timestamp, ck int, v int, PRIMARY KEY (pk, ck)) WITH cdc = {'enabled': true};
         INSERT INTO ks.r (pk, ck, v) VALUES (9223372036854775807, 1, 1);""",
@@ -203,76 +205,78 @@ def test_a_renamed_key_goes_on_in_one_log(streams_home: Path, tmp_path: Path) ->
     )
     before = lake.version(log_table(read_table_schema(lake, "ks", "r")))
     renames = "ALTER TABLE ks.r RENAME pk TO at AND ck TO place;"
-    result = kept(lake, renames, Microseconds(NOW_US + 1_000_000))
-    assert [str(each.error) for each in result.outcomes if each.error] == []
+    result = apply_script(lake, renames, Microseconds(NOW_US + 1_000_000))
+    assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
     table = log_table(read_table_schema(lake, "ks", "r"))
     assert before is not None
     assert lake.version(table) == before + 1
-    result = kept(
+    result = apply_script(
         lake, "UPDATE ks.r SET v = 2 WHERE at = 9223372036854775807 AND place = 1;", Microseconds(NOW_US + 2_000_000)
     )
-    assert [(row["place"], row["v"]) for row in touched(result, "ks.r")] == [(1, 2)]
+    assert [(row["place"], row["v"]) for row in final_rows(result, "ks.r")] == [(1, 2)]
     schema, version = read_table_schema(lake, "ks", "r"), lake.version(table)
     assert version is not None
     rows = list(log_rows_from_arrow(schema, lake.read_version(table, version)))
     assert [(row["at"], row["place"]) for row in rows] == [(2**63 - 1, 1)] * 2
 
 
-def test_what_a_log_lacks_is_known_to_the_next_script(streams_home: Path, tmp_path: Path) -> None:
-    """A truncated table begins empty there, one whose log was dropped with what the next log has."""
-    lake = copied(streams_home, tmp_path / "home")
+def test_gaps_of_a_log_are_known_to_the_next_script(streams_home: Path, tmp_path: Path) -> None:
+    """For it a truncated table begins empty, and one whose log was dropped begins with the rows of the next log."""
+    lake = copy_home(streams_home, tmp_path / "home")
     table = "CREATE TABLE ks.{} (pk int PRIMARY KEY) WITH cdc = {{'enabled': true}}; INSERT INTO ks.{} (pk) VALUES (1);"
-    kept(lake, table.format("cut", "cut") + table.format("anew", "anew"), NOW_US)
+    apply_script(lake, table.format("cut", "cut") + table.format("anew", "anew"), NOW_US)
     second = """TRUNCATE ks.cut; INSERT INTO ks.cut (pk) VALUES (2);
         ALTER TABLE ks.anew WITH cdc = {'enabled': false}; DROP TABLE ks.anew_scylla_cdc_log;
         ALTER TABLE ks.anew WITH cdc = {'enabled': true}; INSERT INTO ks.anew (pk) VALUES (3);"""
-    result = kept(lake, second, Microseconds(NOW_US + 1_000_000))
-    assert [str(each.error) for each in result.outcomes if each.error] == []
+    result = apply_script(lake, second, Microseconds(NOW_US + 1_000_000))
+    assert [str(result_item.error) for result_item in result.outcomes if result_item.error] == []
     third = "INSERT INTO ks.cut (pk) VALUES (4); INSERT INTO ks.anew (pk) VALUES (5) IF NOT EXISTS;"
-    result = kept(lake, third, Microseconds(NOW_US + 2_000_000))
-    rows = {each.name: sorted(row["pk"] for row in each.base) for each in result.tables}
+    result = apply_script(lake, third, Microseconds(NOW_US + 2_000_000))
+    rows = {result_item.name: sorted(row["pk"] for row in result_item.base) for result_item in result.tables}
     assert rows == {"ks.cut": [2, 4], "ks.anew": [3, 5]}
-    assert sorted(row["pk"] for row in logged(lake, "ks", "cut")) == [1, 2, 4]
-    assert sorted(row["pk"] for row in logged(lake, "ks", "anew")) == [3, 5]
-    assert all(each.missing for each in result.tables)
+    assert sorted(row["pk"] for row in log_rows(lake, "ks", "cut")) == [1, 2, 4]
+    assert sorted(row["pk"] for row in log_rows(lake, "ks", "anew")) == [3, 5]
+    assert all(result_item.missing for result_item in result.tables)
 
 
-def test_every_change_of_options_is_told(streams_home: Path, tmp_path: Path) -> None:
-    """Also one that the same script takes back: of the writes between them the log lacks some, or they live longer."""
-    lake = copied(streams_home, tmp_path / "home")
-    made = "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true, 'ttl': 60};"
-    kept(lake, made, NOW_US)
+def test_every_change_of_options_is_recorded(streams_home: Path, tmp_path: Path) -> None:
+    """A change that the same script reverts is recorded, too: writes in between are missing or live longer."""
+    lake = copy_home(streams_home, tmp_path / "home")
+    definition = "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true, 'ttl': 60};"
+    apply_script(lake, definition, NOW_US)
     second = """ALTER TABLE ks.t WITH cdc = {'enabled': true, 'ttl': 9000}; INSERT INTO ks.t (pk) VALUES (1);
         ALTER TABLE ks.t WITH cdc = {'enabled': false, 'ttl': 60}; INSERT INTO ks.t (pk) VALUES (2);
         ALTER TABLE ks.t WITH cdc = {'enabled': true, 'ttl': 60};"""
     at_us = Microseconds(NOW_US + 1_000_000)
-    (table,) = kept(lake, second, at_us).tables
-    told = [
-        (each.changed_at_us - at_us, each.enabled, each.ttl_seconds) for each in cdc_tables.read_table_changes(lake)
+    (table,) = apply_script(lake, second, at_us).tables
+    recorded = [
+        (item.changed_at_us - at_us, item.enabled, item.ttl_seconds) for item in cdc_tables.read_table_changes(lake)
     ]
-    assert told == [(-1_000_000, True, 60), (0, True, 9000), (1, False, 60), (2, True, 60)]
+    assert recorded == [(-1_000_000, True, 60), (0, True, 9000), (1, False, 60), (2, True, 60)]
     (gap,) = find_table_gaps(read_table_schema(lake, "ks", "t"), cdc_tables.read_table_changes(lake))
     assert gap == OptionGap("all writes", Microseconds(at_us + 1), Microseconds(at_us + 2)) == table.missing[0]
-    # Where nothing was written in between, nothing is missing.
-    again = "ALTER TABLE ks.t WITH cdc = {'enabled': false}; ALTER TABLE ks.t WITH cdc = {'enabled': true, 'ttl': 60};"
-    kept(lake, again, Microseconds(at_us + 5))
+    # Without a write in between, nothing is missing.
+    reverted = (
+        "ALTER TABLE ks.t WITH cdc = {'enabled': false}; ALTER TABLE ks.t WITH cdc = {'enabled': true, 'ttl': 60};"
+    )
+    apply_script(lake, reverted, Microseconds(at_us + 5))
     assert len(cdc_tables.read_table_changes(lake)) == 4
-    # The next script knows of it, and rows are known to live as long as the one between them does.
-    (table,) = kept(lake, "INSERT INTO ks.t (pk) VALUES (3);", Microseconds(at_us + 9)).tables
+    # The next script knows the gap, and rows are known to live as long as the longest TTL.
+    (table,) = apply_script(lake, "INSERT INTO ks.t (pk) VALUES (3);", Microseconds(at_us + 9)).tables
     assert table.missing == [gap]
     periods = cdc_tables.read_log_histories(lake)["ks", "t"].periods
-    assert max(each.ttl_us or 0 for each in periods) == us_from_seconds(9000)
+    assert max(item.ttl_us or 0 for item in periods) == us_from_seconds(9000)
 
 
-def test_a_table_whose_log_ended_in_the_script_that_made_it_is_known(streams_home: Path, tmp_path: Path) -> None:
-    """Its rows have streams, and that no more come is told; one that never had a log is not known."""
-    lake = copied(streams_home, tmp_path / "home")
+def test_a_table_whose_log_ended_in_its_own_script_is_known(streams_home: Path, tmp_path: Path) -> None:
+    """Its rows have streams, and its log is known to have ended; a table that never had a log is unknown."""
+    lake = copy_home(streams_home, tmp_path / "home")
     script = """CREATE KEYSPACE tabs WITH tablets = {'enabled': true, 'initial': 2};
         CREATE TABLE tabs.t (pk int PRIMARY KEY) WITH cdc = {'enabled': true}; INSERT INTO tabs.t (pk) VALUES (7);
         ALTER TABLE tabs.t WITH cdc = {'enabled': false};
         CREATE TABLE ks.plain (pk int PRIMARY KEY); ALTER TABLE ks.plain ADD v int;"""
-    result = kept(lake, script, NOW_US)
-    assert [str(each.error) for each in result.outcomes if each.error] == []
-    assert [(each.full_name, each.enabled) for each in cdc_tables.read_cdc_tables(lake)] == [("tabs.t", False)]
+    result = apply_script(lake, script, NOW_US)
+    assert [str(item.error) for item in result.outcomes if item.error] == []
+    assert [(item.full_name, item.enabled) for item in cdc_tables.read_cdc_tables(lake)] == [("tabs.t", False)]
     (streams,) = tablets.read_stream_sets(lake, "tabs", "t")
-    assert logged(lake, "tabs", "t")[0]["cdc$stream_id"] in {stream.tobytes() for stream in streams.ids}
+    assert log_rows(lake, "tabs", "t")[0]["cdc$stream_id"] in {stream.tobytes() for stream in streams.ids}

@@ -1,4 +1,4 @@
-"""What DESCRIBE prints, run as a script: `cql run` has the schema that `import` reads of the same text."""
+"""Output of DESCRIBE, run as a script: `cql run` gets the schema that `import` reads from the same text."""
 
 from __future__ import annotations
 
@@ -58,17 +58,17 @@ CREATE MATERIALIZED VIEW ks.by_v AS
 
 
 def test_import_and_log_read_the_same_schema(rehearsed: Rehearse) -> None:
-    """No statement is wrong, and the table with a log is made by the same definition."""
+    """No statement is invalid, and the table with a log has the same definition in both."""
     result = rehearsed(f"{DESCRIBED}\nINSERT INTO ks.t (pk, \"Ck\", c2, v) VALUES (0, 0, 'a', (1, null, 3));")
-    assert {each.became for each in result.outcomes} == {"done", "passed over"}
-    (imported,) = [each for each in parse_schema_text("a", DESCRIBED).tables if each.enabled]
-    (outcome,) = [each for each in result.outcomes if each.schema is not None and each.schema.cdc.enabled]
+    assert {item.became for item in result.outcomes} == {"done", "passed over"}
+    (imported,) = [item for item in parse_schema_text("a", DESCRIBED).tables if item.enabled]
+    (outcome,) = [item for item in result.outcomes if item.schema is not None and item.schema.cdc.enabled]
     schema = outcome.schema
     assert schema is not None
     assert imported.ddl is not None
-    again = rehearsed(strip_comments(imported.ddl))
-    (made,) = [each.schema for each in again.outcomes if each.schema is not None]
-    assert (made.columns, made.cdc) == (schema.columns, schema.cdc)
+    rerun = rehearsed(strip_comments(imported.ddl))
+    (created,) = [item.schema for item in rerun.outcomes if item.schema is not None]
+    assert (created.columns, created.cdc) == (schema.columns, schema.cdc)
     assert len(result.outcomes[-1].rows) == 1
 
 
@@ -81,8 +81,8 @@ def test_import_and_log_read_the_same_schema(rehearsed: Rehearse) -> None:
         ("default_time_to_live = -1", "default_time_to_live is a number of seconds"),
     ],
 )
-def test_what_a_log_cannot_have_is_refused(rehearsed: Rehearse, properties: str, wrong: str) -> None:
-    """How it is stored is the one thing that can be altered of it."""
+def test_unsupported_options_of_a_log_are_refused(rehearsed: Rehearse, properties: str, wrong: str) -> None:
+    """Only the storage options of a log can be altered."""
     result = rehearsed(f"{DESCRIBED} ALTER TABLE ks.t_scylla_cdc_log WITH {properties};")
     assert result.outcomes[-1].became == "wrong"
     assert wrong in str(result.outcomes[-1].reason)
@@ -90,7 +90,7 @@ def test_what_a_log_cannot_have_is_refused(rehearsed: Rehearse, properties: str,
 
 @pytest.mark.parametrize("change", ["ADD x int", "DROP pk", "RENAME pk TO p", "TTL NULL"])
 def test_the_columns_of_a_log_follow_from_its_table(rehearsed: Rehearse, change: str) -> None:
-    """They are altered with the base table's alone."""
+    """The columns of a log change only with those of its base table."""
     result = rehearsed(f"{DESCRIBED} ALTER TABLE ks.t_scylla_cdc_log {change};")
     assert "is a CDC log" in str(result.outcomes[-1].reason)
 
@@ -106,7 +106,7 @@ def test_the_columns_of_a_log_follow_from_its_table(rehearsed: Rehearse, change:
 def test_the_first_clustering_columns_may_be_ordered_alone(
     rehearsed: Rehearse, order: str, rows: list[tuple[int, int]]
 ) -> None:
-    """Those that are not named ascend."""
+    """Columns that are not named are ascending."""
     inserts = "".join(f"INSERT INTO ks.o (pk, a, b) VALUES (0, {a}, {b});" for a in (1, 2) for b in (1, 2))
     result = rehearsed(
         f"CREATE TABLE ks.o (pk int, a int, b int, PRIMARY KEY (pk, a, b)) WITH CLUSTERING ORDER BY ({order})"

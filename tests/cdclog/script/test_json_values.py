@@ -1,4 +1,4 @@
-"""Values from elsewhere: JSON documents, bytes, type hints, and the values of bind markers."""
+"""Values from other sources: JSON documents, bytes, type hints, and the values of bind markers."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ ROW = {
 
 
 def test_insert_json(rehearsed: Rehearse) -> None:
-    """Names in lower case but for quoted ones; what is not named is null (cql3/type_json.cc, update_statement.cc)."""
+    """Names are lower case unless quoted; columns not named are null (cql3/type_json.cc, update_statement.cc)."""
     document = json.dumps(DOCUMENT).replace("'", "''")
     result = rehearsed(f"{WIDE} INSERT INTO ks.t JSON '{document}';")
     assert result.outcomes[-1].error is None, result.outcomes[-1].error
@@ -57,18 +57,18 @@ def test_insert_json(rehearsed: Rehearse) -> None:
     assert (logged["cdc$operation"], logged["cdc$deleted_e"], logged["cdc$deleted_l"]) == (2, True, True)
 
 
-def test_insert_json_leaves_what_it_does_not_name_unset(accepted: Accepted) -> None:
-    """With DEFAULT UNSET; a null that it names is one. Static columns are passed over, as ScyllaDB does."""
+def test_insert_json_leaves_columns_not_named_unset(accepted: Accepted) -> None:
+    """With DEFAULT UNSET only a named null is null. Static columns are ignored, as ScyllaDB does."""
     done = accepted(f"""{WIDE} INSERT INTO ks.t JSON '{{"p": 1, "\\"K\\"": "k", "v": null, "s": 5}}' DEFAULT UNSET;""")
     (row,) = done[-1].rows
     assert {name for name, value in row.items() if value is not None and "cdc$deleted" in name} == {"cdc$deleted_v"}
 
 
 def test_insert_json_in_a_transaction(accepted: Accepted) -> None:
-    """IF NOT EXISTS, and TTLs."""
+    """INSERT JSON supports IF NOT EXISTS and TTLs."""
     insert = """INSERT INTO ks.t JSON '{"p": 1, "\\"K\\"": "k", "v": 1}' IF NOT EXISTS USING TTL 9"""
     done = accepted(f"{WIDE} {insert}; {insert};")
-    assert [each.became for each in done[-2:]] == ["done", "not applied"]
+    assert [outcome.became for outcome in done[-2:]] == ["done", "not applied"]
     assert done[-2].rows[0]["cdc$ttl"] == 9
 
 
@@ -88,14 +88,14 @@ def test_insert_json_in_a_transaction(accepted: Accepted) -> None:
         ('{"p": NaN, "\\"K\\"": "k"}', "NaN is no number of JSON"),
     ],
 )
-def test_documents_that_are_none(rehearsed: Rehearse, document: str, why: str) -> None:
-    """One line about what is wrong in them."""
+def test_invalid_documents(rehearsed: Rehearse, document: str, why: str) -> None:
+    """The error is one line that names the problem."""
     assert why in str(rehearsed(f"{WIDE} INSERT INTO ks.t JSON '{document}';").outcomes[-1].error)
 
 
 @given(st.integers(), st.decimals(allow_nan=False, allow_infinity=False), st.text(), st.booleans())
 def test_numbers_keep_their_digits(whole: int, decimal: Any, text: str, truth: bool) -> None:
-    """Of any length, as numbers and in texts; texts and booleans are what they are."""
+    """Numbers of any length keep their digits, as numbers and in texts; texts and booleans are unchanged."""
     assert (
         value_from_json(VARINT, parse_json(str(whole)))
         == value_from_json(VARINT, parse_json(json.dumps(str(whole))))
@@ -128,13 +128,13 @@ def test_numbers_keep_their_digits(whole: int, decimal: Any, text: str, truth: b
     ],
 )
 def test_functions_of_values(accepted: Accepted, expression: str, kind: str, value: Any) -> None:
-    """From and to JSON and bytes, and with the type said in front."""
+    """Functions convert from and to JSON and bytes, and with a type hint in front."""
     table = f"CREATE TABLE ks.t (pk int PRIMARY KEY, v {kind}) WITH cdc = {{'enabled': true}};"
     done = accepted(f"{table} UPDATE ks.t SET v = {expression} WHERE pk = 0; SELECT 1;")
-    shown: Any = done[1].rows[0]["v"]
+    logged: Any = done[1].rows[0]["v"]
     if kind == "list<int>":
-        shown = [inner for _, inner in shown]
-    assert (shown if kind != "decimal" else str(shown)) == value
+        logged = [inner for _, inner in logged]
+    assert (logged if kind != "decimal" else str(logged)) == value
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_functions_of_values(accepted: Accepted, expression: str, kind: str, val
     ],
 )
 def test_functions_that_fail(rehearsed: Rehearse, expression: str, why: str) -> None:
-    """One line about the value or the type."""
+    """The error is one line that names the value or the type."""
     table = "CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true};"
     assert why in str(rehearsed(f"{table} UPDATE ks.t SET v = {expression} WHERE pk = 0;").outcomes[-1].error)
 
@@ -158,13 +158,13 @@ def test_functions_that_fail(rehearsed: Rehearse, expression: str, why: str) -> 
 @pytest.mark.parametrize("kind", BLOB_CONVERTIBLE_TYPES, ids=lambda kind: kind.name)
 @given(data=st.binary(max_size=17))
 def test_bytes_are_values_or_refused(kind: Any, data: bytes) -> None:
-    """What they are read as is written as a value that is read the same."""
+    """A value read from bytes is written as bytes that are read as the same value."""
     try:
         value = scalar_from_bytes(kind, data)
     except InputError:
         return
-    again = scalar_from_bytes(kind, kind.to_bytes(value))
-    assert kind.sort_key(again) == kind.sort_key(value)
+    reread = scalar_from_bytes(kind, kind.to_bytes(value))
+    assert kind.sort_key(reread) == kind.sort_key(value)
 
 
 PREPARED = """CREATE TABLE ks.t (p int, c text, v map<text, int>, PRIMARY KEY (p, c)) WITH cdc = {'enabled': true};
@@ -182,10 +182,10 @@ VALUES = [
 
 
 def test_bind_markers(rehearsed: Rehearse) -> None:
-    """Each statement is executed with each of its rows of values, by order or by name; what runs has none left."""
+    """Each statement runs once per row of values, by order or by name; no marker remains in the executed text."""
     result = rehearsed(PREPARED, values=json.dumps(VALUES))
-    assert [str(each.error) for each in result.outcomes if each.error] == []
-    assert [each.statement.line for each in result.outcomes] == [1, 2, 2, 3, 7, 7]
+    assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
+    assert [outcome.statement.line for outcome in result.outcomes] == [1, 2, 2, 3, 7, 7]
     assert result.outcomes[1].statement.text == (
         "INSERT INTO ks.t (p, c, v) VALUES (fromJson('1'), fromJson('\"x\"'), {'a': fromJson('5')})"
         " USING TTL fromJson('null')"
@@ -208,7 +208,7 @@ def test_bind_markers(rehearsed: Rehearse) -> None:
     ],
 )
 def test_values_that_do_not_fit(rehearsed: Rehearse, values: str, why: str) -> None:
-    """Nothing is run; one line says which statement and which execution."""
+    """Nothing runs, and one line names the statement and the execution."""
     with pytest.raises(InputError) as caught:
         rehearsed(PREPARED, values=values)
     assert why in str(caught.value)
@@ -216,22 +216,22 @@ def test_values_that_do_not_fit(rehearsed: Rehearse, values: str, why: str) -> N
 
 @pytest.mark.parametrize("size", [47, 48, 1536])
 def test_vectors_of_any_length_are_values_of_markers(rehearsed: Rehearse, size: int) -> None:
-    """Also those of 192 bytes (48 floats) and more: in the log, in the table, and in what the log rebuilds."""
+    """Vectors of 192 bytes (48 floats) and more are in the log, in the table, and in the table rebuilt from the log."""
     value = [number / 4 for number in range(size)]
     text = f"""CREATE TABLE ks.t (p int PRIMARY KEY, v vector<float, {size}>, l list<frozen<vector<float, {size}>>>)
         WITH cdc = {{'enabled': true, 'postimage': true}}; INSERT INTO ks.t (p, v, l) VALUES (:p, :v, :more);"""
-    given = [{"p": 1, "v": value, "more": [value]}]
-    result = rehearsed(text, values=json.dumps([given]))
-    assert [str(each.error) for each in result.outcomes if each.error] == []
+    values = [{"p": 1, "v": value, "more": [value]}]
+    result = rehearsed(text, values=json.dumps([values]))
+    assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
     (table,) = result.tables
     assert table.base == table.replayed == [{"p": 1, "l": [value], "v": value}]
     assert [row["v"] for row in result.outcomes[1].rows if row["v"] is not None] == [value] * 2
-    short = rehearsed(text, values=json.dumps([[given[0] | {"v": value[1:]}]]))
+    short = rehearsed(text, values=json.dumps([[values[0] | {"v": value[1:]}]]))
     assert short.outcomes[1].became == "wrong"
 
 
 def test_values_of_a_file(tmp_path: Path) -> None:
-    """On the command line; what is kept says its values itself."""
+    """Values are read from a file on the command line; an applied script contains its values."""
     (tmp_path / "home").mkdir()
     script, values = tmp_path / "s.cql", tmp_path / "v.json"
     script.write_text("CREATE TABLE ks.t (p int PRIMARY KEY); INSERT INTO ks.t (p) VALUES (?);")

@@ -1,6 +1,6 @@
-"""Lightweight transactions: which rows are asked, what is answered, and what is written; as ScyllaDB's tests have it.
+"""Lightweight transactions: the rows that are read, the answers, and the writes, as in ScyllaDB's tests.
 
-The names in brackets are those of its test/cql (2026): what stands there is what is expected here.
+The names in brackets are those of its test/cql (2026), which have the same expectations.
 """
 
 from __future__ import annotations
@@ -27,27 +27,30 @@ ROWS = f"CREATE TABLE ks.t (p int, c int, s int static, v int, PRIMARY KEY (p, c
 NONE = None
 
 
-def told(outcome: StatementOutcome) -> list[tuple[Any, ...]]:
-    """The values of the answer, row by row; [applied] first."""
+def answer_rows(outcome: StatementOutcome) -> list[tuple[Any, ...]]:
+    """Return the values of the answer, row by row, with [applied] first."""
     assert outcome.error is None, outcome.error
     assert outcome.answer is not None
     return [tuple(row.values()) for row in outcome.answer.json()]
 
 
 def steps(accepted: Accepted, script: str, *pairs: tuple[str, Any]) -> None:
-    """Run statements behind a script; each with IF has to give one row, or the rows of a list, and log rows or none."""
+    """Run statements after a script and assert their answers.
+
+    Each with IF gives one row, or the rows of a list; only applied ones write log rows.
+    """
     done = accepted(script + "\n" + ";\n".join(statement for statement, _ in pairs))
     for (statement, expected), outcome in zip(pairs, done[-len(pairs) :], strict=True):
         if expected is None:
             continue
         rows = expected if isinstance(expected, list) else [expected]
-        assert (statement, told(outcome)) == (statement, rows)
+        assert (statement, answer_rows(outcome)) == (statement, rows)
         assert (statement, outcome.became) == (statement, "done" if rows[0][0] else "not applied")
         assert rows[0][0] or outcome.rows == []
 
 
-def test_whether_the_row_exists(accepted: Accepted) -> None:
-    """All columns are told, null where no row was; what is not applied leaves no log row [lwt_test, if_exists]."""
+def test_conditions_on_existence(accepted: Accepted) -> None:
+    """The answer has all columns, null without a row; only applied statements leave log rows [lwt_test, if_exists]."""
     steps(
         accepted,
         PLAIN,
@@ -62,8 +65,8 @@ def test_whether_the_row_exists(accepted: Accepted) -> None:
     )
 
 
-def test_static_columns_are_asked_by_themselves(accepted: Accepted) -> None:
-    """EXISTS without clustering columns asks the static row; conditions on both fall back to it [lwt_test]."""
+def test_static_columns_have_their_own_conditions(accepted: Accepted) -> None:
+    """EXISTS without clustering columns reads the static row; conditions on both fall back to it [lwt_test]."""
     steps(
         accepted,
         ROWS + "INSERT INTO ks.t (p, c, v) VALUES (1, 1, 1);",
@@ -98,14 +101,17 @@ VALUES = [
 
 
 @pytest.mark.parametrize(("value", "conditions"), [("null", NULLS), ("1", VALUES)])
-def test_what_is_compared_with_null(accepted: Accepted, value: str, conditions: list[tuple[str, bool]]) -> None:
-    """Null equals null and is in a list that has it; orders of null do not hold [lwt_test, null handling]."""
+def test_comparisons_with_null(accepted: Accepted, value: str, conditions: list[tuple[str, bool]]) -> None:
+    """Null equals null and is in a list that has it; orders of null are false [lwt_test, null handling]."""
     row = f"INSERT INTO ks.t (a, b) VALUES (1, {value});"
-    known = None if value == "null" else int(value)
+    stored = None if value == "null" else int(value)
     steps(
         accepted,
         PLAIN + row,
-        *((f"UPDATE ks.t SET b = {value} WHERE a = 1 IF {each}", (holds, known)) for each, holds in conditions),
+        *(
+            (f"UPDATE ks.t SET b = {value} WHERE a = 1 IF {condition}", (holds, stored))
+            for condition, holds in conditions
+        ),
     )
 
 
@@ -124,14 +130,14 @@ HOLDS = {
 
 @pytest.mark.parametrize(("condition", "holds"), HOLDS.items())
 def test_collections_are_compared(accepted: Accepted, condition: str, holds: bool) -> None:
-    """Whole, by element and in order; what is outside is null [lwt_test, collections; utils/like_matcher.cc]."""
+    """Collections are compared whole, by element and in order; missing ones are null [lwt_test; like_matcher.cc]."""
     row = "INSERT INTO ks.t (a, m, l, n, f, u, w) VALUES (1, {1: 10}, [5, 6], {1, 2}, [], {x: 1}, 'abc');"
     done = accepted(f"{COLLECTIONS} {row} UPDATE ks.t SET w = 'abc' WHERE a = 1 IF {condition};")
-    assert (told(done[-1])[0][0], bool(done[-1].rows)) == (holds, holds)
+    assert (answer_rows(done[-1])[0][0], bool(done[-1].rows)) == (holds, holds)
 
 
 def test_an_empty_collection_is_null(accepted: Accepted) -> None:
-    """Where it is not frozen; of lists the values are told, not their keys [lwt_test]."""
+    """A collection that is not frozen is null if empty; lists are answered without their keys [lwt_test]."""
     steps(
         accepted,
         COLLECTIONS + "INSERT INTO ks.t (a) VALUES (1);",
@@ -145,7 +151,7 @@ def test_an_empty_collection_is_null(accepted: Accepted) -> None:
 
 
 def test_batches_are_applied_as_one(accepted: Accepted) -> None:
-    """A row a statement with the keys; if one condition fails nothing is written [lwt_batch_test]."""
+    """The answer has one row per statement; if one condition fails nothing is written [lwt_batch_test]."""
     insert = "INSERT INTO ks.t (p, c) VALUES (1, {}) {}"
     batch = "BEGIN BATCH {}; {} APPLY BATCH"
     steps(
@@ -178,7 +184,7 @@ def test_batches_are_applied_as_one(accepted: Accepted) -> None:
             " UPDATE ks.t SET i = 7 WHERE p = 1 AND c IN (1, 2) APPLY BATCH",
             [(True, 1, 1, 2, [1, 2]), (True, 1, 1, 2, [1, 2])],
         ),
-        # Rows that no condition asks and no operation reads are not read, and told as none.
+        # A row without a condition or a reading operation is not read, and answered as absent.
         (
             "BEGIN BATCH UPDATE ks.t SET i = 8 WHERE p = 1 AND c = 1 IF i = 7;"
             " UPDATE ks.t SET i = 8 WHERE p = 1 AND c = 2 APPLY BATCH",
@@ -187,8 +193,8 @@ def test_batches_are_applied_as_one(accepted: Accepted) -> None:
     )
 
 
-def test_a_batch_asks_the_static_row_and_others(accepted: Accepted) -> None:
-    """[lwt_batch_test: one statement selects no row, another one has static conditions]"""
+def test_a_batch_reads_the_static_row_and_others(accepted: Accepted) -> None:
+    """One statement selects no row and another one has static conditions [lwt_batch_test]."""
     steps(
         accepted,
         f"CREATE TABLE ks.t (p int, c int, s int static, PRIMARY KEY (p, c)) {CDC};"
@@ -201,8 +207,8 @@ def test_a_batch_asks_the_static_row_and_others(accepted: Accepted) -> None:
     )
 
 
-def test_all_of_a_conditional_batch_has_one_time(accepted: Accepted) -> None:
-    """The statements' own timestamps count for nothing (cas_request.cc, apply_updates); their TTLs do."""
+def test_a_conditional_batch_has_one_timestamp(accepted: Accepted) -> None:
+    """The statements' own timestamps are ignored (cas_request.cc, apply_updates), but their TTLs are not."""
     done = accepted(
         ROWS
         + """BEGIN BATCH
@@ -212,13 +218,13 @@ def test_all_of_a_conditional_batch_has_one_time(accepted: Accepted) -> None:
         UPDATE ks.t SET v = 2 WHERE p = 1 AND c = 1 IF v = 1;
         INSERT INTO ks.t (p, c, v) VALUES (2, 1, 1) IF NOT EXISTS USING TTL 9;"""
     )
-    times = [{us_from_timeuuid(row["cdc$time"]) for row in each.rows} for each in done[1:]]
+    times = [{us_from_timeuuid(row["cdc$time"]) for row in outcome.rows} for outcome in done[1:]]
     assert times == [{NOW_US}, {NOW_US + 1}, {NOW_US + 2}]
     assert done[-1].rows[0]["cdc$ttl"] == 9
 
 
 def test_images_of_a_transaction(accepted: Accepted) -> None:
-    """They are made as of any write: a pre-image of what was there [cdc_with_lwt_test]."""
+    """They are those of any write: a pre-image of the row before it [cdc_with_lwt_test]."""
     done = accepted(
         """CREATE TABLE ks.t (pk int, ck int, val int, PRIMARY KEY (pk, ck))
             WITH cdc = {'enabled': true, 'preimage': true};
@@ -229,8 +235,8 @@ def test_images_of_a_transaction(accepted: Accepted) -> None:
         DELETE FROM ks.t WHERE pk = 1 AND ck = 1 IF EXISTS;
         DELETE FROM ks.t WHERE pk = 1 AND ck = 1 IF EXISTS;"""
     )
-    found = [(row["cdc$operation"], row["val"]) for each in done for row in each.rows]
-    assert found == [(2, 111), (0, 111), (1, 333), (0, 333), (3, None)]
+    images = [(row["cdc$operation"], row["val"]) for outcome in done for row in outcome.rows]
+    assert images == [(2, 111), (0, 111), (1, 333), (0, 333), (3, None)]
 
 
 WRONG = {
@@ -263,22 +269,22 @@ WRONG = {
 
 
 @pytest.mark.parametrize(("statement", "why"), WRONG.items())
-def test_what_is_not_allowed(rehearsed: Rehearse, statement: str, why: str) -> None:
-    """It is wrong whether a condition holds or not, and changes nothing [lwt_test, sanity checks]."""
+def test_unsupported_conditions(rehearsed: Rehearse, statement: str, why: str) -> None:
+    """The statement is invalid whether its condition holds or not, and changes nothing [lwt_test, sanity checks]."""
     others = "CREATE TABLE ks.o (p int PRIMARY KEY); CREATE TABLE ks.n (p int PRIMARY KEY, x counter);"
     outcome = rehearsed(f"{ROWS} {others} {statement};").outcomes[-1]
     assert outcome.became == "wrong"
     assert why in str(outcome.error)
 
 
-def test_what_is_not_applied_looks_nothing_up(accepted: Accepted) -> None:
-    """An index outside of the list is no error where the condition fails, since nothing is written then."""
+def test_a_statement_that_is_not_applied_reads_no_elements(accepted: Accepted) -> None:
+    """An index outside the list is no error if the condition fails, since nothing is written then."""
     done = accepted(COLLECTIONS + "UPDATE ks.t SET l[5] = 1 WHERE a = 1 IF w = 'x';")
     assert done[-1].became == "not applied"
 
 
-def test_the_acceptance_rule_judges_what_is_applied(rehearsed: Rehearse) -> None:
-    """A transaction has the clock's time; before the first generation it is refused, if its condition holds."""
+def test_the_acceptance_rule_judges_applied_statements(rehearsed: Rehearse) -> None:
+    """A transaction has the clock's time, so before the first generation it is refused if its condition holds."""
     script = (
         ROWS
         + "INSERT INTO ks.t (p, c) VALUES (1, 1) IF NOT EXISTS; UPDATE ks.t SET v = 1 WHERE p = 1 AND c = 1 IF v = 1;"
@@ -286,23 +292,23 @@ def test_the_acceptance_rule_judges_what_is_applied(rehearsed: Rehearse) -> None
     applied, not_applied = rehearsed(script, at="2019-12-31T23:59:59Z").outcomes[1:]
     assert isinstance(applied.error, WriteRefused)
     assert not_applied.became == "not applied"
-    assert [each.became for each in rehearsed(script, at=SINCE).outcomes[1:]] == ["done", "not applied"]
+    assert [outcome.became for outcome in rehearsed(script, at=SINCE).outcomes[1:]] == ["done", "not applied"]
 
 
 def test_a_retried_entry_meets_the_acceptance_rule(tmp_path: Path) -> None:
-    """Its mutation has the time of its ballot: learned within its generation it is logged, behind a switch refused."""
-    # It is what a write without IF is at that time (service/storage_proxy.cc, learn_decision; cdc/metadata.cc).
+    """Its mutation has its ballot's time: within its generation it is logged, after a switch refused."""
+    # It equals a write without IF at that time (service/storage_proxy.cc, learn_decision; cdc/metadata.cc).
     proposed = parse_time_us("2020-11-26T12:00:00Z")
     switched = parse_time_ms("2020-11-26T12:01:00Z")
     home = home_with_generations(tmp_path, {ID: parse_time_ms(SINCE), OTHER_ID: switched})
     entry = f"{ROWS} UPDATE ks.t USING TIMESTAMP {proposed} SET v = 9 WHERE p = 1 AND c = 1;"
 
-    def learned(at: str) -> StatementOutcome:
+    def learn(at: str) -> StatementOutcome:
         result = dry_run_script(entry, Lake(home / "lake"), Clock(parse_time_us(at)), Settings())
         assert [table.replayed == table.base for table in result.tables] == [True]
         return result.outcomes[-1]
 
-    assert learned("2020-11-26T12:00:30Z").became == "done"
-    late = learned("2020-11-26T12:02:00Z")
-    assert isinstance(late.error, WriteRefused)
-    assert late.rows == []
+    assert learn("2020-11-26T12:00:30Z").became == "done"
+    refused = learn("2020-11-26T12:02:00Z")
+    assert isinstance(refused.error, WriteRefused)
+    assert refused.rows == []

@@ -1,4 +1,4 @@
-"""Scripts of any length: what does not fit into memory waits in files, and nothing comes out otherwise."""
+"""Scripts of any length: data beyond the memory limits is moved to files, and the results are the same."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ INSERT INTO ks.t (q, c, w) VALUES (2, 2, 'late') USING TIMESTAMP 160639200000000
 
 @pytest.fixture
 def nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory for one partition, two log rows and three rows of a slice."""
+    """Limit memory to one partition, two log rows and three rows of a token range."""
     monkeypatch.setattr(table, "MAX_PARTITIONS_IN_MEMORY", 1)
     monkeypatch.setattr(run, "ROWS_PER_BLOCK", 2)
     monkeypatch.setattr(commit, "ROWS_PER_BLOCK", 2)
@@ -61,52 +61,59 @@ def nothing_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(store, "_ROWS_PER_TOKEN_RANGE", 3)
 
 
-def kept(home: Path, folder: Path, scripts: Sequence[str]) -> tuple[list[str], list[str], list[str], object]:
-    """What scripts leave in a copy of a home: outcomes, log rows, state, and the table as the next script finds it."""
+def apply_scripts(home: Path, folder: Path, scripts: Sequence[str]) -> tuple[list[str], list[str], list[str], object]:
+    """Apply scripts to a copy of a home.
+
+    Return outcomes, log rows, state, and the table as the next script reads it.
+    """
     shutil.copytree(home, folder)
     lake = Lake(folder / "lake")
     outcomes: list[str] = []
     for number, text in enumerate(scripts):
         clock = Clock(Microseconds(NOW_US + number * 1_000_000))
         commit_script(
-            text, lake, clock, Settings(), on_outcome=lambda each: outcomes.append(f"{each.became} {each.rows}")
+            text,
+            lake,
+            clock,
+            Settings(),
+            on_outcome=lambda outcome: outcomes.append(f"{outcome.became} {outcome.rows}"),
         )
     schema = read_table_schema(lake, "ks", "t")
     log = log_table(schema, exact=True)
     rows = lake.read_version(log, lake.version(log) or 0).to_pylist()
     state = read_state(lake, schema, lake.version(log)).whole(schema)
-    found = dry_run_on_stored_tables(
+    result = dry_run_on_stored_tables(
         "TRUNCATE ks.none; DELETE FROM ks.t WHERE q = 99;", lake, Clock(NOW_US), Settings()
     )
-    (table,) = found.tables
+    (table,) = result.tables
     assert table.base == table.replayed
     return outcomes, sorted(map(repr, rows)), sorted(map(repr, state.to_pylist())), table.base
 
 
 @pytest.fixture(scope="module")
 def in_memory(streams_home: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, ...]:
-    """What the script comes to where all of it fits."""
-    return kept(streams_home, tmp_path_factory.mktemp("fits") / "home", [TABLE + WRITES])
+    """Return the results of the script with everything in memory."""
+    return apply_scripts(streams_home, tmp_path_factory.mktemp("fits") / "home", [TABLE + WRITES])
 
 
-def test_what_waits_in_files_is_the_same(
+def test_data_in_files_gives_the_same_results(
     streams_home: Path, tmp_path: Path, in_memory: tuple[object, ...], nothing_fits: None
 ) -> None:
-    """Outcomes, log, state and table of a script with ALTER, RENAME, far times and images, where nothing fits."""
-    assert kept(streams_home, tmp_path / "home", [TABLE + WRITES]) == in_memory
+    """Outcomes, log, state and table are the same for a script with ALTER, RENAME, far times and images."""
+    assert apply_scripts(streams_home, tmp_path / "home", [TABLE + WRITES]) == in_memory
 
 
-def test_a_state_by_slices_takes_up_what_came_later(streams_home: Path, tmp_path: Path, nothing_fits: None) -> None:
-    """Scripts that go on from a state in slices leave the table that one script leaves."""
+def test_a_state_in_token_ranges_includes_later_writes(streams_home: Path, tmp_path: Path, nothing_fits: None) -> None:
+    """Scripts that continue from a state in token ranges leave the same table as a single script."""
     scripts = [TABLE, *(f"{line};" for line in WRITES.replace("\n", "").split(";") if line)]
-    parts = kept(streams_home, tmp_path / "parts", scripts)
-    one = Script(Lake(streams_home / "lake"), Settings(), NOW_US)
-    result = one.run(parse_statements(TABLE + WRITES))
+    parts = apply_scripts(streams_home, tmp_path / "parts", scripts)
+    single = Script(Lake(streams_home / "lake"), Settings(), NOW_US)
+    result = single.run(parse_statements(TABLE + WRITES))
     assert parts[3] == result.tables[0].base == result.tables[0].replayed
 
 
-def test_a_result_stays_as_it_was(streams_home: Path, nothing_fits: None) -> None:
-    """What a run told of its tables is not changed by a later one on the same files."""
+def test_a_result_does_not_change_later(streams_home: Path, nothing_fits: None) -> None:
+    """A later run on the same files does not change the tables of an earlier result."""
     script = Script(Lake(streams_home / "lake"), Settings(), NOW_US)
     first = script.run(
         parse_statements(TABLE + "".join(f"INSERT INTO ks.t (p, c, v) VALUES ({p}, 0, 0);" for p in range(5)))
@@ -118,57 +125,62 @@ def test_a_result_stays_as_it_was(streams_home: Path, nothing_fits: None) -> Non
         assert [row["v"] for row in table.base] == [value] * 5
 
 
-def held(home: Path, count: int) -> int:
-    """How many statements, outcomes, log rows and partitions a script of so many inserts holds at its last one."""
+def count_objects(home: Path, count: int) -> int:
+    """Return the statements, outcomes, log rows and partitions in memory at the last of this many inserts."""
     text = TABLE + "".join(f"INSERT INTO ks.t (p, c, v, l) VALUES ({p}, 1, 1, [1, 2, 3]);\n" for p in range(count))
-    script, found = Script(Lake(home / "lake"), Settings(), NOW_US), [0, 0]
+    script, counts = Script(Lake(home / "lake"), Settings(), NOW_US), [0, 0]
 
-    def tell(_: StatementOutcome) -> None:
-        found[0] += 1
-        if found[0] == count:
+    def count_at_the_end(_: StatementOutcome) -> None:
+        counts[0] += 1
+        if counts[0] == count:
             gc.collect()
-            found[1] = sum(map(_is_of_a_script, gc.get_objects()))
+            counts[1] = sum(map(_belongs_to_a_script, gc.get_objects()))
 
-    result = script.run(iter_script_statements(text), tell)
+    result = script.run(iter_script_statements(text), count_at_the_end)
     assert result.summary["done"]["INSERT"] == count
-    return found[1]
+    return counts[1]
 
 
-def _is_of_a_script(each: object) -> bool:
-    kind = type(each)  # isinstance asks a proxy what it stands for, which may be gone
+def _belongs_to_a_script(item: object) -> bool:
+    kind = type(item)  # isinstance dereferences a proxy, whose object may be gone
     if kind is dict:
-        return "cdc$time" in cast("dict[object, object]", each)
+        return "cdc$time" in cast("dict[object, object]", item)
     return issubclass(kind, StatementOutcome | Statement | Mutation)
 
 
 def test_memory_does_not_grow_with_statements(streams_home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four times the statements, each of a partition of its own, hold no more: what fits is what is held."""
+    """Four times as many statements, each with its own partition, use no more memory than the limits allow."""
     monkeypatch.setattr(table, "MAX_PARTITIONS_IN_MEMORY", 20)
     monkeypatch.setattr(run, "ROWS_PER_BLOCK", 20)
-    assert 20 < held(streams_home, 150) < held(streams_home, 600) + 60 < held(streams_home, 150) + 120
+    assert (
+        20
+        < count_objects(streams_home, 150)
+        < count_objects(streams_home, 600) + 60
+        < count_objects(streams_home, 150) + 120
+    )
 
 
-def test_long_texts_are_noted_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A script is read back as it was, whatever it begins with; a long one takes less room, in a comment."""
+def test_long_texts_are_stored_compressed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every script is read back unchanged; a long one takes less space, as a comment."""
     monkeypatch.setattr(commit, "_COMPRESS_FROM", 100)
     long = "INSERT INTO ks.t (p) VALUES ('é');\n" * 50
-    noted = commit.compress_text(long)
-    assert (len(noted) < len(long) / 5, list(parse_statements(noted))) == (True, [])
+    compressed = commit.compress_text(long)
+    assert (len(compressed) < len(long) / 5, list(parse_statements(compressed))) == (True, [])
     short = "USE ks;"
     assert commit.compress_text(short) == short
-    for text in (long, short, noted, noted[:40]):
+    for text in (long, short, compressed, compressed[:40]):
         assert commit.decompress_text(commit.compress_text(text)) == text
     with pytest.raises(InputError, match="is damaged"):
-        commit.decompress_text(noted[:-7])
+        commit.decompress_text(compressed[:-7])
 
 
-def test_outcomes_are_told_in_order_and_not_kept(streams_home: Path) -> None:
-    """Who is told of each statement has them all; the result counts them, and has the first that failed."""
+def test_outcomes_are_reported_in_order_and_not_stored(streams_home: Path) -> None:
+    """The callback receives every outcome; the result has only their counts and the first failures."""
     text = f"{TABLE} INSERT INTO ks.t (p, c) VALUES (1, 1) USING TTL 5; INSERT INTO ks.no (p) VALUES (1); USE no;"
-    told: list[StatementOutcome] = []
+    reported: list[StatementOutcome] = []
     script = Script(Lake(streams_home / "lake"), Settings(), NOW_US)
-    result: ScriptResult = script.run(iter_script_statements(text), told.append)
-    assert [each.became for each in told] == ["done"] * 3 + ["wrong"] * 2
-    assert (result.outcomes, result.wrong) == ([], told[3])
-    assert result.tally.first["wrong"] == (4, told[3])
+    result: ScriptResult = script.run(iter_script_statements(text), reported.append)
+    assert [outcome.became for outcome in reported] == ["done"] * 3 + ["wrong"] * 2
+    assert (result.outcomes, result.wrong) == ([], reported[3])
+    assert result.tally.first["wrong"] == (4, reported[3])
     assert (result.tally.statements, result.tally.expiring_rows) == (5, 1)

@@ -1,4 +1,4 @@
-"""Columns by which rows expire, as ScyllaDB's test/cqlpy/test_ttl_row.py has them: which may be one, and their log."""
+"""Row TTL columns, as in ScyllaDB's test/cqlpy/test_ttl_row.py: which columns are allowed, and what their log has."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ CLUSTERED = f"CREATE TABLE ks.t (p int, c int, x int, e bigint TTL, PRIMARY KEY 
 ROWS = "INSERT INTO ks.t (p, c, x, e) VALUES (1, 2, 3, 1577836800); UPDATE ks.t SET x = 4 WHERE p = 1 AND c = 3;"
 
 
-def test_a_ttl_column_is_written_to_as_any_other(accepted: Accepted) -> None:
-    """Its value is in the log; the row stays, even one whose time has passed, until ScyllaDB deletes it some time."""
+def test_a_ttl_column_is_written_like_any_other(accepted: Accepted) -> None:
+    """The value is in the log; an expired row stays, because ScyllaDB deletes it at an unknown later time."""
     done = accepted(f"{CLUSTERED} {ROWS} ALTER TABLE ks.t TTL NULL; ALTER TABLE ks.t TTL e;")
-    assert [(row["cdc$operation"], row["e"], row["cdc$ttl"]) for each in done for row in each.rows] == [
+    assert [(row["cdc$operation"], row["e"], row["cdc$ttl"]) for outcome in done for row in outcome.rows] == [
         (2, 1577836800, None),
         (1, None, None),
     ]
-    assert [each.schema.row_ttl for each in done if each.schema is not None] == ["e", None, "e"]
+    assert [outcome.schema.row_ttl for outcome in done if outcome.schema is not None] == ["e", None, "e"]
 
 
 @pytest.mark.parametrize(
@@ -46,36 +46,36 @@ def test_a_ttl_column_is_written_to_as_any_other(accepted: Accepted) -> None:
         ("ALTER TABLE ks.t RENAME e TO f", "Cannot rename"),
     ],
 )
-def test_what_can_be_no_ttl_column(rehearsed: Rehearse, statement: str, why: str) -> None:
-    """One a table, of three types, and neither static nor of a key; a second one comes behind TTL NULL alone."""
+def test_invalid_ttl_columns(rehearsed: Rehearse, statement: str, why: str) -> None:
+    """A table has one TTL column, of one of three types, neither static nor in the key; a second one needs TTL NULL."""
     others = "CREATE TABLE ks.n (p int PRIMARY KEY, v text);"
     outcome = rehearsed(f"{CLUSTERED} {others} {statement};").outcomes[-1]
     assert outcome.became == "wrong"
     assert why in str(outcome.error)
 
 
-def test_a_dropped_ttl_column_is_none_any_more(rehearsed: Rehearse) -> None:
-    """Neither is one of its name that is added later; where another column goes, it stays."""
+def test_a_dropped_ttl_column_is_no_longer_one(rehearsed: Rehearse) -> None:
+    """A later column of its name is none, either; dropping another column changes nothing."""
     done = rehearsed(f"{CLUSTERED} ALTER TABLE ks.t DROP x; ALTER TABLE ks.t DROP e;").outcomes
-    assert [each.schema.row_ttl for each in done if each.schema is not None] == ["e", "e", None]
+    assert [outcome.schema.row_ttl for outcome in done if outcome.schema is not None] == ["e", "e", None]
 
 
 def test_columns_may_be_named_ttl(accepted: Accepted) -> None:
-    """The word is a name as well."""
+    """The word is also a valid name."""
     accepted(
         "CREATE TABLE ks.t (ttl int PRIMARY KEY, TTL2 int, e int TTL);"
         " UPDATE ks.t USING TTL 5 SET ttl2 = 1 WHERE ttl = 1;"
     )
 
 
-def test_a_kept_table_keeps_its_ttl_column(streams_home: Path, tmp_path: Path) -> None:
-    """The next script finds it, and what it makes of it is kept; people are told what the log cannot have."""
+def test_a_stored_table_retains_its_ttl_column(streams_home: Path, tmp_path: Path) -> None:
+    """The next script reads and changes it; the command warns that the log will not contain the expiry."""
     home = tmp_path / "home"
     shutil.copytree(streams_home, home)
     lake = Lake(home / "lake")
-    for turn, (text, column) in enumerate(((CLUSTERED + ROWS, "e"), ("ALTER TABLE ks.t TTL NULL;", None))):
-        result = commit_script(text, lake, Clock(Microseconds(NOW_US + turn * SECOND_US)), Settings())
-        assert [str(each.error) for each in result.outcomes if each.error] == []
+    for index, (text, column) in enumerate(((CLUSTERED + ROWS, "e"), ("ALTER TABLE ks.t TTL NULL;", None))):
+        result = commit_script(text, lake, Clock(Microseconds(NOW_US + index * SECOND_US)), Settings())
+        assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
         assert read_table_schema(lake, "ks", "t").row_ttl == column
     (tmp_path / "s.cql").write_text(CLUSTERED.replace("ks.t", "ks.o"))
     answer = run("--home", home, "--clock", SINCE, "cql", "run", tmp_path / "s.cql")

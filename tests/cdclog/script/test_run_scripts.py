@@ -1,4 +1,4 @@
-"""Statements in order: what each writes, when, into which stream, and what the next one sees of it."""
+"""Statements in order: what each one writes, its time and stream, and what the next one reads."""
 
 from __future__ import annotations
 
@@ -26,24 +26,27 @@ LISTS = (
 
 
 def rows(outcomes: list[StatementOutcome], *columns: str) -> list[tuple[Any, ...]]:
-    """These columns of all log rows, in order."""
+    """Return these columns of all log rows, in order."""
     return [tuple(row[column] for column in columns) for outcome in outcomes for row in outcome.rows]
 
 
 def times(outcomes: list[StatementOutcome]) -> list[int]:
-    """The times (µs) of all log rows, each batch once."""
-    return [us_from_timeuuid(time) for time in dict.fromkeys(row["cdc$time"] for each in outcomes for row in each.rows)]
+    """Return the times (µs) of all log rows, once per batch."""
+    return [
+        us_from_timeuuid(time)
+        for time in dict.fromkeys(row["cdc$time"] for outcome in outcomes for row in outcome.rows)
+    ]
 
 
 def base(result: ScriptResult, name: str = "ks.t") -> list[dict[str, Any]]:
-    """The rows of a table at the end, which its log has to give as well."""
+    """Return the rows of a table at the end; assert that its log gives the same."""
     (table,) = [table for table in result.tables if table.name == name]
     assert table.replayed == table.base
     return table.base
 
 
 def test_writes_are_one_microsecond_apart(accepted: Accepted):
-    """From the clock's time on; a batch is one write, and those with a timestamp of their own take none."""
+    """Times begin at the clock's; a batch counts as one write, and a write with its own timestamp as none."""
     done = accepted(
         SIMPLE
         + f"""UPDATE ks.t SET v = 1 WHERE pk = 0 AND ck = 0;
@@ -58,8 +61,8 @@ def test_writes_are_one_microsecond_apart(accepted: Accepted):
     assert times(done) == [NOW_US, NOW_US - 7, NOW_US + 1, NOW_US + 2]
 
 
-def test_the_stream_is_that_of_the_key(accepted: Accepted):
-    """Rows of one partition share it, those of others have theirs; it is of the range that holds the key's token."""
+def test_the_stream_depends_on_the_key(accepted: Accepted):
+    """Rows of one partition share their stream, which belongs to the range that contains the key's token."""
     done = accepted(
         SIMPLE + "".join(f"INSERT INTO ks.t (pk, ck) VALUES ({pk}, {ck});" for pk in range(9) for ck in (0, 1))
     )
@@ -71,31 +74,31 @@ def test_the_stream_is_that_of_the_key(accepted: Accepted):
     ends = [-6 * 10**18, -3 * 10**18, 100, 101, 4 * 10**18, 7 * 10**18]
     for pk, (stream,) in by_key.items():
         token = int(tokens_from_keys([pk.to_bytes(4, "big")])[0])
-        index = next((place for place, end in enumerate(ends) if token <= end), 0)
+        index = next((position for position, end in enumerate(ends) if token <= end), 0)
         assert StreamId.from_bytes(stream).index == index
 
 
-def test_the_same_script_gives_the_same_rows(rehearsed: Rehearse):
-    """Byte for byte, the UUIDs of now() and uuid() included; two statements never get the same."""
+def test_a_script_is_deterministic(rehearsed: Rehearse):
+    """The rows are equal byte by byte, including UUIDs of now() and uuid(); two statements never get the same UUID."""
     script = """CREATE TABLE ks.t (pk uuid, ck timeuuid, PRIMARY KEY (pk, ck)) WITH cdc = {'enabled': true};
         INSERT INTO ks.t (pk, ck) VALUES (uuid(), now()); INSERT INTO ks.t (pk, ck) VALUES (uuid(), now());"""
-    one, other = rehearsed(script), rehearsed(script)
-    assert [each.rows for each in one.outcomes] == [each.rows for each in other.outcomes]
+    first, second = rehearsed(script), rehearsed(script)
+    assert [outcome.rows for outcome in first.outcomes] == [outcome.rows for outcome in second.outcomes]
     for column in ("pk", "ck", "cdc$time"):
-        assert len(set(rows(one.outcomes, column))) == 2
-    assert all(key.version == 4 for (key,) in rows(one.outcomes, "pk"))
+        assert len(set(rows(first.outcomes, column))) == 2
+    assert all(key.version == 4 for (key,) in rows(first.outcomes, "pk"))
 
 
 def test_the_same_statement_twice_is_two_writes(accepted: Accepted):
-    """At one timestamp they have one time and two timeuuids."""
+    """With the same timestamp they have one time and two timeuuids."""
     statement = f"UPDATE ks.t USING TIMESTAMP {NOW_US} SET v = 1 WHERE pk = 0 AND ck = 0;"
-    (one,), (other,) = rows(accepted(SIMPLE + statement + statement), "cdc$time")
-    assert one != other
-    assert us_from_timeuuid(one) == us_from_timeuuid(other)
+    (first,), (second,) = rows(accepted(SIMPLE + statement + statement), "cdc$time")
+    assert first != second
+    assert us_from_timeuuid(first) == us_from_timeuuid(second)
 
 
 def test_a_refused_write_changes_nothing(rehearsed: Rehearse):
-    """Neither the table nor the log, of no partition of the batch; those behind it do not see it."""
+    """Neither table nor log changes, for any partition of the batch; later statements do not see the write."""
     result = rehearsed(
         LISTS
         + f"""UPDATE ks.t SET l = l + [1] WHERE pk = 0;
@@ -105,7 +108,7 @@ def test_a_refused_write_changes_nothing(rehearsed: Rehearse):
         APPLY BATCH;
         UPDATE ks.t SET l[0] = 4 WHERE pk = 0;"""
     )
-    assert [each.accepted for each in result.outcomes] == [True, True, False, True]
+    assert [outcome.accepted for outcome in result.outcomes] == [True, True, False, True]
     assert isinstance(result.outcomes[2].error, WriteRefused)
     assert result.outcomes[2].rows == []
     assert [(row["pk"], row["l"]) for row in base(result)] == [(0, [4])]
@@ -115,23 +118,23 @@ def test_a_refused_write_changes_nothing(rehearsed: Rehearse):
     ("timestamp", "accepted"),
     [(NOW_US + 4_999_998, True), (NOW_US + 4_999_999, False)],
 )
-def test_the_time_of_the_log_row_is_what_is_accepted(rehearsed: Rehearse, timestamp: int, accepted: bool):
-    """A deleted collection is told one microsecond late, and that time needs a stream."""
+def test_the_time_of_the_log_row_is_judged(rehearsed: Rehearse, timestamp: int, accepted: bool):
+    """The deletion of a collection is logged one microsecond later, and that time needs a stream."""
     outcome = rehearsed(f"{LISTS} DELETE m FROM ks.t USING TIMESTAMP {timestamp} WHERE pk = 0;").outcomes[-1]
     assert outcome.accepted is accepted
 
 
-def test_the_policy_of_the_home_decides(rehearsed: Rehearse):
-    """Before the only generation: `strict` says that it is past, `recent-past` as well; in it all is accepted."""
+def test_the_policy_of_the_home_applies(rehearsed: Rehearse):
+    """Both policies refuse a write before the only generation as past, and accept every write in it."""
     before = f"{SIMPLE} INSERT INTO ks.t (pk, ck) VALUES (0, 0) USING TIMESTAMP 1577836799999999;"
     inside = before.replace("1577836799999999", "1577836800000000")
     for settings in (Settings(), Settings(policy="recent-past")):
-        assert [each.accepted for each in rehearsed(before, settings=settings).outcomes] == [True, False]
-        assert [each.accepted for each in rehearsed(inside, settings=settings).outcomes] == [True, True]
+        assert [outcome.accepted for outcome in rehearsed(before, settings=settings).outcomes] == [True, False]
+        assert [outcome.accepted for outcome in rehearsed(inside, settings=settings).outcomes] == [True, True]
 
 
 def test_a_table_without_cdc_has_no_rows_and_no_bounds(rehearsed: Rehearse):
-    """Its writes need no stream; the log begins when CDC is turned on, and pauses while it is off."""
+    """Its writes need no stream; the log begins when CDC is enabled, and pauses while it is disabled."""
     result = rehearsed(
         """CREATE TABLE ks.t (pk int PRIMARY KEY, v int);
         INSERT INTO ks.t (pk, v) VALUES (0, 0) USING TIMESTAMP 1;
@@ -140,14 +143,14 @@ def test_a_table_without_cdc_has_no_rows_and_no_bounds(rehearsed: Rehearse):
         ALTER TABLE ks.t WITH cdc = {'enabled': false};
         INSERT INTO ks.t (pk, v) VALUES (2, 2);"""
     )
-    assert [each.accepted for each in result.outcomes] == [True] * 6
+    assert [outcome.accepted for outcome in result.outcomes] == [True] * 6
     assert rows(result.outcomes, "pk") == [(1,)]
     assert {row["pk"] for row in result.tables[0].base} == {0, 1, 2}
     assert result.tables[0].replayed is None
 
 
-def test_tablets_have_streams_of_their_own(rehearsed: Rehearse):
-    """One a tablet, that ends at its last token; accepted is what lies between the table's creation and the leeway."""
+def test_tablets_have_their_own_streams(rehearsed: Rehearse):
+    """A stream per tablet ends at its last token; times from the table's creation to the leeway are accepted."""
     result = rehearsed(
         f"""CREATE KEYSPACE tabs WITH tablets = {{'enabled': true, 'initial': 4}};
         USE tabs; CREATE TABLE t (pk int PRIMARY KEY) WITH cdc = {{'enabled': true}};
@@ -156,16 +159,16 @@ def test_tablets_have_streams_of_their_own(rehearsed: Rehearse):
         INSERT INTO t (pk) VALUES (0) USING TIMESTAMP {NOW_US + 5_000_001};
         DROP TABLE t; CREATE TABLE t (pk int, x int, PRIMARY KEY (pk, x)) WITH cdc = {{'enabled': true}};"""
     )
-    assert [each.accepted for each in result.outcomes] == [True, True, True, True, False, False, True, True]
+    assert [outcome.accepted for outcome in result.outcomes] == [True, True, True, True, False, False, True, True]
     ((stream,),) = rows(result.outcomes, "cdc$stream_id")
     token = int(tokens_from_keys([bytes(4)])[0])
-    lasts = [number * (2**64 - 1) // 4 - 2**63 for number in range(1, 5)]
-    assert StreamId.from_bytes(stream).token == min(last for last in lasts if last >= token)
+    last_tokens = [number * (2**64 - 1) // 4 - 2**63 for number in range(1, 5)]
+    assert StreamId.from_bytes(stream).token == min(token_end for token_end in last_tokens if token_end >= token)
     assert StreamId.from_bytes(stream).index == 0
 
 
-def test_definitions_tell_the_columns_of_the_log(accepted: Accepted):
-    """Keys as they are, static columns as others, and what ALTER adds and drops; none where CDC is off."""
+def test_definitions_return_the_columns_of_the_log(accepted: Accepted):
+    """The log has keys, static and other columns, and those that ALTER adds; without CDC it has none."""
     done = accepted(
         """CREATE TABLE ks.t (b text, a int, c int, "V" frozen<list<int>>, s set<int> static, PRIMARY KEY ((b, a), c))
             WITH cdc = {'enabled': true};
@@ -173,7 +176,9 @@ def test_definitions_tell_the_columns_of_the_log(accepted: Accepted):
         ALTER TABLE ks.t WITH cdc = {'enabled': false};"""
     )
     columns = [
-        {column.name: column.type.cql for column in get_log_columns(each.schema)} for each in done if each.schema
+        {column.name: column.type.cql for column in get_log_columns(outcome.schema)}
+        for outcome in done
+        if outcome.schema
     ]
     assert list(columns[0]) == [
         *("cdc$stream_id", "cdc$time", "cdc$batch_seq_no", "cdc$operation", "cdc$ttl", "cdc$end_of_batch"),
@@ -186,8 +191,8 @@ def test_definitions_tell_the_columns_of_the_log(accepted: Accepted):
     assert not done[-1].schema.cdc.enabled
 
 
-def test_columns_that_are_added_and_dropped(rehearsed: Rehearse):
-    """Rows written before have nothing in a new column; a dropped one is gone from the table and its later rows."""
+def test_added_and_dropped_columns(rehearsed: Rehearse):
+    """Older rows have null in a new column; a dropped column is missing from the table and from later rows."""
     result = rehearsed(
         SIMPLE
         + """INSERT INTO ks.t (pk, ck, v) VALUES (0, 0, 0);
@@ -197,8 +202,8 @@ def test_columns_that_are_added_and_dropped(rehearsed: Rehearse):
     assert base(result) == [{"pk": 0, "ck": 0, "w": None}, {"pk": 0, "ck": 1, "w": [1]}]
 
 
-def test_fields_that_are_added_to_a_type(rehearsed: Rehearse):
-    """Values that were written before show null in them, whether they are frozen, nested or neither."""
+def test_fields_added_to_a_type(rehearsed: Rehearse):
+    """Older values have null in the new fields, whether frozen, nested or neither."""
     result = rehearsed(
         """CREATE TYPE ks.inner (a int); CREATE TYPE ks.outer (i frozen<inner>, b int);
         CREATE TABLE ks.t (pk int PRIMARY KEY, f frozen<outer>, n outer, s set<frozen<inner>>)
@@ -218,7 +223,7 @@ def test_fields_that_are_added_to_a_type(rehearsed: Rehearse):
 
 
 def test_a_dropped_table_is_forgotten(rehearsed: Rehearse):
-    """One of its name is another table; a dropped keyspace takes all of its tables along."""
+    """A new table of its name is another table; dropping a keyspace drops all of its tables."""
     result = rehearsed(
         SIMPLE
         + """INSERT INTO ks.t (pk, ck, v) VALUES (0, 0, 0); DROP TABLE ks.t;
@@ -231,13 +236,13 @@ def test_a_dropped_table_is_forgotten(rehearsed: Rehearse):
 
 
 def test_truncating_is_not_logged(rehearsed: Rehearse):
-    """The table is empty, its log as it was."""
+    """The table is empty, and its log unchanged."""
     result = rehearsed(SIMPLE + "INSERT INTO ks.t (pk, ck) VALUES (0, 0); TRUNCATE ks.t;")
     assert (len(rows(result.outcomes, "pk")), result.tables[0].base) == (1, [])
 
 
-def test_names_are_found_in_the_keyspace_in_use(rehearsed: Rehearse):
-    """USE chooses it; quoted names keep their case."""
+def test_names_resolve_in_the_current_keyspace(rehearsed: Rehearse):
+    """USE selects the keyspace; quoted names preserve their case."""
     result = rehearsed(
         """CREATE KEYSPACE "Ks" WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1};
         USE "Ks"; CREATE TABLE "T" ("Key" int PRIMARY KEY, v int) WITH cdc = {'enabled': true};
@@ -246,8 +251,8 @@ def test_names_are_found_in_the_keyspace_in_use(rehearsed: Rehearse):
     assert base(result, "Ks.T") == [{"Key": 1, "v": 2}]
 
 
-def test_lists_are_in_the_order_in_which_they_were_made(rehearsed: Rehearse):
-    """Behind, in front, by index, by value; in a batch, and with more elements than a microsecond has steps."""
+def test_lists_have_the_order_of_their_writes(rehearsed: Rehearse):
+    """Append, prepend, change by index and by value; in a batch, with more elements than a microsecond has steps."""
     many = list(range(100, 400))
     result = rehearsed(
         LISTS
@@ -272,8 +277,8 @@ def test_lists_are_in_the_order_in_which_they_were_made(rehearsed: Rehearse):
     assert all(us_from_timeuuid(key) == NOW_US for key in keys)
 
 
-def test_prepends_of_one_batch_have_keys_of_their_own(rehearsed: Rehearse):
-    """However many there are, whatever else the batch appends, and at whatever timestamps: the last one comes first."""
+def test_prepends_of_one_batch_have_distinct_keys(rehearsed: Rehearse):
+    """This holds for any number of prepends, beside appends, and at any timestamps; the last prepend comes first."""
     prepends = "".join(f"UPDATE ks.t SET l = [{n}, {n + 100}] + l WHERE pk = 0;" for n in range(40))
     others = "UPDATE ks.t SET l = l + [7] WHERE pk = 0; UPDATE ks.t SET l = l + [8] WHERE pk = 0;"
     result = rehearsed(LISTS + f"BEGIN BATCH {prepends} {others} APPLY BATCH;")
@@ -285,7 +290,7 @@ def test_prepends_of_one_batch_have_keys_of_their_own(rehearsed: Rehearse):
 
 
 def test_a_prepend_has_a_timestamp_after_2010(rehearsed: Rehearse):
-    """Since its key lies as far before that as the write behind it (cql3/lists.cc, prepender)."""
+    """Its key mirrors the time around 2010 (cql3/lists.cc, prepender)."""
     at = 1_262_304_000_000_000
     write = "UPDATE ks.t USING TIMESTAMP {} SET l = [1] + l WHERE pk = 0;"
     for timestamp in (at, at - 1, 0):
@@ -298,7 +303,7 @@ def test_a_prepend_has_a_timestamp_after_2010(rehearsed: Rehearse):
 
 
 def test_the_two_zeros_are_two_keys(accepted: Accepted):
-    """In clustering keys, partition keys, maps and sets: -0.0 lies before 0.0, however it is written."""
+    """In clustering keys, partition keys, maps and sets, -0.0 precedes 0.0, however it is written."""
     done = accepted(
         """CREATE TABLE ks.f (p double, k float, s set<double>, m map<float, int>, PRIMARY KEY (p, k))
             WITH cdc = {'enabled': true, 'postimage': true};
@@ -307,24 +312,24 @@ def test_the_two_zeros_are_two_keys(accepted: Accepted):
         UPDATE ks.f SET s = {1} WHERE p = -0.0 AND k IN (-0.0, 0.0);
         DELETE FROM ks.f WHERE p = -0.0 AND k < 0.0;"""
     )
-    shown = [[str(row[name]) for name in ("cdc$operation", "p", "k", "s", "m")] for row in done[1].rows]
-    assert shown[0][1:] == ["0.0", "0.0", "[-0.0, 0.0]", "[[-0.0, 1], [0.0, 2]]"]
+    values = [[str(row[name]) for name in ("cdc$operation", "p", "k", "s", "m")] for row in done[1].rows]
+    assert values[0][1:] == ["0.0", "0.0", "[-0.0, 0.0]", "[[-0.0, 1], [0.0, 2]]"]
     assert [[str(row["s"])] for row in done[2].rows] == [["None"], ["[-0.0]"]]
     keys = [(row["cdc$operation"], str(row["p"]), str(row["k"])) for row in done[3].rows]
     assert keys == [(1, "-0.0", "-0.0"), (1, "-0.0", "0.0"), (9, "-0.0", "-0.0"), (9, "-0.0", "0.0")]
     assert [str(row["k"]) for row in done[4].rows] == ["0.0"]
 
 
-def test_a_type_cannot_be_a_part_of_itself(rehearsed: Rehearse):
-    """Neither at once nor by way of another one."""
+def test_a_type_cannot_contain_itself(rehearsed: Rehearse):
+    """A type can contain itself neither directly nor through another type."""
     types = "CREATE TYPE ks.a (x int); CREATE TYPE ks.b (y frozen<a>);"
     for field in ("frozen<a>", "frozen<b>", "list<frozen<b>>"):
         error = rehearsed(f"{types} ALTER TYPE ks.a ADD z {field};").outcomes[-1].error
         assert "a part of itself" in str(error)
 
 
-def test_what_changes_nothing_leaves_no_row(accepted: Accepted):
-    """Adding no elements, removing values that are not there, IN without choices."""
+def test_a_change_without_effect_leaves_no_row(accepted: Accepted):
+    """Adding no elements, removing missing values, and IN without choices leave no log row."""
     done = accepted(
         LISTS
         + """UPDATE ks.t SET m = m + {}, n = n - {} WHERE pk = 0;
@@ -335,7 +340,7 @@ def test_what_changes_nothing_leaves_no_row(accepted: Accepted):
 
 
 def test_ttls(accepted: Accepted):
-    """Cells have their statement's, else the table's; 0 and null are none; tombstones have none."""
+    """Cells have the TTL of their statement, else the table's; 0 and null mean none; tombstones have none."""
     done = accepted(
         """CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true} AND default_time_to_live = 60;
         UPDATE ks.t SET v = 1 WHERE pk = 0;
@@ -350,7 +355,7 @@ def test_ttls(accepted: Accepted):
 
 
 def test_a_written_ttl_counts_from_the_statement(rehearsed: Rehearse):
-    """An old timestamp does not make a value expire that was written now."""
+    """A value written now with an old timestamp does not expire at once."""
     result = rehearsed(
         f"{SIMPLE} UPDATE ks.t USING TIMESTAMP {NOW_US - 10**9} AND TTL 1 SET v = 1 WHERE pk = 0 AND ck = 0;"
     )
@@ -358,7 +363,7 @@ def test_a_written_ttl_counts_from_the_statement(rehearsed: Rehearse):
 
 
 def test_an_insert_of_a_collection_with_a_ttl_is_three_rows(accepted: Accepted):
-    """The marker with its TTL, the tombstone without, the elements with."""
+    """The rows are the marker with its TTL, the tombstone without, and the elements with it."""
     done = accepted(f"{LISTS} INSERT INTO ks.t (pk, n) VALUES (0, {{1}}) USING TTL 7;")
     assert rows(done, "cdc$operation", "cdc$ttl", "n", "cdc$deleted_n", "cdc$batch_seq_no", "cdc$end_of_batch") == [
         (2, 7, None, None, 0, None),
@@ -368,7 +373,7 @@ def test_an_insert_of_a_collection_with_a_ttl_is_three_rows(accepted: Accepted):
 
 
 def test_statements_name_several_rows(accepted: Accepted):
-    """IN of partitions is a log mutation each, IN of rows is one; choices that repeat count once."""
+    """IN of partitions gives one log mutation each, IN of rows only one; repeated choices count once."""
     done = accepted(
         SIMPLE
         + """UPDATE ks.t SET v = 1 WHERE pk IN (0, 1, 0) AND ck IN (1, 2);
@@ -394,7 +399,7 @@ def test_statements_name_several_rows(accepted: Accepted):
     ],
 )
 def test_ranges_are_in_clustering_order(rehearsed: Rehearse, where: str, bounds: list[Any], left: list[Any]):
-    """With a descending first column a lower bound of values is the end; a prefix is both bounds."""
+    """With a descending first column a lower bound of values is the end; a prefix gives both bounds."""
     inserts = "".join(f"INSERT INTO ks.t (pk, a, b) VALUES (0, {a}, {b});" for a in (0, 1, 2) for b in (1, 2))
     result = rehearsed(
         f"""CREATE TABLE ks.t (pk int, a int, b int, PRIMARY KEY (pk, a, b))
@@ -419,20 +424,20 @@ ORDERS = ["a ASC, b ASC", "a DESC, b DESC", "a DESC, b ASC", "a ASC, b DESC"]
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("where", COMPARED)
 def test_several_columns_are_bounded_together(rehearsed: Rehearse, where: str, order: str):
-    """As tuples are compared, the first column first, whichever way the columns are ordered."""
-    places = [(a, b) for a in (0, 1, 2) for b in (0, 1, 2)]
-    inserts = "".join(f"INSERT INTO ks.t (pk, a, b) VALUES (0, {a}, {b});" for a, b in places)
+    """Tuples are compared by their first column first, whatever the clustering order."""
+    keys = [(a, b) for a in (0, 1, 2) for b in (0, 1, 2)]
+    inserts = "".join(f"INSERT INTO ks.t (pk, a, b) VALUES (0, {a}, {b});" for a, b in keys)
     result = rehearsed(
         f"""CREATE TABLE ks.t (pk int, a int, b int, PRIMARY KEY (pk, a, b))
             WITH cdc = {{'enabled': true}} AND CLUSTERING ORDER BY ({order});
         {inserts} DELETE FROM ks.t WHERE pk = 0 AND {where};"""
     )
-    left = {(row["a"], row["b"]) for row in base(result)}
-    assert left == {(a, b) for a, b in places if not COMPARED[where](a, b)}
+    remaining = {(row["a"], row["b"]) for row in base(result)}
+    assert remaining == {(a, b) for a, b in keys if not COMPARED[where](a, b)}
 
 
-def test_images_show_what_statements_before_have_written(accepted: Accepted):
-    """The row before, if there was one, and after; of a list its keys."""
+def test_images_show_the_writes_of_earlier_statements(accepted: Accepted):
+    """The pre-image is the row before, if it existed, the post-image the row after."""
     done = accepted(
         """CREATE TABLE ks.t (pk int PRIMARY KEY, v int, w int) WITH cdc = {'enabled': true, 'preimage': true,
             'postimage': true};
@@ -447,7 +452,7 @@ def test_images_show_what_statements_before_have_written(accepted: Accepted):
 
 
 def test_a_log_of_keys_has_no_values(rehearsed: Rehearse):
-    """Keys, operations and TTLs alone; it cannot be replayed."""
+    """It has only keys, operations and TTLs, and cannot be replayed."""
     result = rehearsed(
         """CREATE TABLE ks.t (pk int PRIMARY KEY, v int, n set<int>) WITH cdc = {'enabled': true, 'delta': 'keys'};
         UPDATE ks.t USING TTL 9 SET v = 1, n = n + {1} WHERE pk = 0;"""
@@ -456,8 +461,8 @@ def test_a_log_of_keys_has_no_values(rehearsed: Rehearse):
     assert result.tables[0].replayed is None
 
 
-def test_a_batch_is_merged_before_the_log_sees_it(accepted: Accepted):
-    """Of two writes of a cell the later stays; at one timestamp a deletion wins, else the larger value."""
+def test_a_batch_is_merged_before_it_is_logged(accepted: Accepted):
+    """The later of two writes of a cell stays; with equal timestamps a deletion wins, else the larger value."""
     done = accepted(
         SIMPLE
         + """BEGIN BATCH
@@ -472,7 +477,7 @@ def test_a_batch_is_merged_before_the_log_sees_it(accepted: Accepted):
 
 
 def test_two_inserts_of_a_batch_leave_one_marker(accepted: Accepted):
-    """The cell of the earlier one shows as an update at its own time."""
+    """The earlier insert's cell appears as an update at its own time."""
     done = accepted(
         f"""CREATE TABLE ks.t (pk int PRIMARY KEY, v int, w int) WITH cdc = {{'enabled': true}};
         BEGIN BATCH
@@ -484,15 +489,15 @@ def test_two_inserts_of_a_batch_leave_one_marker(accepted: Accepted):
     assert times(done) == [NOW_US, NOW_US + 1]
 
 
-def test_batches_reach_several_tables(rehearsed: Rehearse):
-    """A log mutation each, at one time."""
+def test_batches_write_to_several_tables(rehearsed: Rehearse):
+    """Each table gets a log mutation at the same time."""
     result = rehearsed(
         SIMPLE
         + """CREATE TABLE ks.u (pk int PRIMARY KEY) WITH cdc = {'enabled': true};
         BEGIN BATCH INSERT INTO ks.t (pk, ck) VALUES (0, 0); INSERT INTO ks.u (pk) VALUES (0) APPLY BATCH"""
     )
-    one, other = result.outcomes[-1].rows
-    assert ("ck" in one, "ck" in other) == (True, False)
+    first, second = result.outcomes[-1].rows
+    assert ("ck" in first, "ck" in second) == (True, False)
     assert times(result.outcomes) == [NOW_US, NOW_US]
     assert (len(base(result, "ks.t")), len(base(result, "ks.u"))) == (1, 1)
 
@@ -511,7 +516,7 @@ def test_batches_reach_several_tables(rehearsed: Rehearse):
     ],
 )
 def test_functions(accepted: Accepted, expression: str, kind: str, value: object):
-    """Of the moment at which the statement runs, and of one another."""
+    """Functions use the time at which the statement runs, and can be nested."""
     done = accepted(
         f"""CREATE TABLE ks.t (pk int PRIMARY KEY, v {kind}) WITH cdc = {{'enabled': true}};
         INSERT INTO ks.t (pk, v) VALUES (0, {expression});"""
@@ -520,10 +525,10 @@ def test_functions(accepted: Accepted, expression: str, kind: str, value: object
 
 
 def test_the_example_of_the_documentation(rehearsed: Rehearse):
-    """It runs as it stands."""
+    """The example runs unchanged."""
     script = Path(__file__).resolve().parents[3] / "docs" / "examples" / "statements.cql"
     result = rehearsed(script.read_text(encoding="utf-8"))
-    assert [str(each.error) for each in result.outcomes if each.error] == []
+    assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
     assert [(row["item"], row["tags"], row["notes"]) for row in base(result, "shop.carts")] == [
         (1, ["gift"], ["ring twice"]),
         (2, None, None),
@@ -531,7 +536,7 @@ def test_the_example_of_the_documentation(rehearsed: Rehearse):
 
 
 def test_several_changes_of_a_collection_in_one_update(rehearsed: Rehearse):
-    """They meet as in a batch: at one timestamp a removed element stays removed, of two values the larger stays."""
+    """They are merged as in a batch: with equal timestamps a removal wins, and of two values the larger one."""
     result = rehearsed(
         """CREATE TYPE ks.u (a int, b int);
         CREATE TABLE ks.t (pk int PRIMARY KEY, m map<text, int>, n set<int>, l list<int>, u u)
@@ -548,24 +553,24 @@ def test_several_changes_of_a_collection_in_one_update(rehearsed: Rehearse):
 @pytest.mark.parametrize(
     "sets", ["n = {1}, n = n + {2}", "n = n + {2}, n = {1}", "n = {1}, n = {2}", "u.a = 1, u.a = 2", "u = {}, u.a = 1"]
 )
-def test_changes_that_do_not_go_together(rehearsed: Rehearse, sets: str):
-    """A column that is set whole is set once, and so is a field (cql3/operation.cc)."""
+def test_incompatible_changes(rehearsed: Rehearse, sets: str):
+    """A column set as a whole, or a field, is set only once (cql3/operation.cc)."""
     table = "CREATE TYPE ks.u (a int, b int); CREATE TABLE ks.t (pk int PRIMARY KEY, n set<int>, u u);"
     outcome = rehearsed(f"{table} UPDATE ks.t SET {sets} WHERE pk = 0;").outcomes[-1]
     assert "Multiple incompatible setting of column" in str(outcome.error)
 
 
 def test_an_empty_batch_does_nothing(accepted: Accepted):
-    """It is accepted, and the next write has the time that it would have had."""
+    """It is accepted and takes no timestamp from the next write."""
     done = accepted(
         SIMPLE + "BEGIN BATCH APPLY BATCH; BEGIN UNLOGGED BATCH; APPLY BATCH; DELETE FROM ks.t WHERE pk = 0;"
     )
-    assert [each.rows for each in done[1:3]] == [[], []]
+    assert [outcome.rows for outcome in done[1:3]] == [[], []]
     assert times(done) == [NOW_US]
 
 
 def test_times_may_be_numbers(accepted: Accepted):
-    """With and without quotes they say the same (types/types.cc, timestamp_from_string, simple_date_type_impl)."""
+    """With and without quotes they mean the same (types/types.cc, timestamp_from_string, simple_date_type_impl)."""
     done = accepted(
         """CREATE TABLE ks.t (pk int PRIMARY KEY, t timestamp, d date) WITH cdc = {'enabled': true};
         INSERT INTO ks.t (pk, t, d) VALUES (0, 1600000000000, 2147483649);
@@ -576,49 +581,51 @@ def test_times_may_be_numbers(accepted: Accepted):
 
 
 def test_tables_named_like_logs(rehearsed: Rehearse):
-    """They are tables as long as they are no log (cdc/log.cc, is_log_for_some_table)."""
-    named = "CREATE TABLE ks.o_scylla_cdc_log (pk int PRIMARY KEY);"
-    result = rehearsed(f"{named} INSERT INTO ks.o_scylla_cdc_log (pk) VALUES (1); DROP TABLE ks.o_scylla_cdc_log;")
-    assert [each.became for each in result.outcomes] == ["done"] * 3
-    error = rehearsed(SIMPLE + named.replace("ks.o", "ks.t")).outcomes[-1].error
+    """They are ordinary tables unless they are a log (cdc/log.cc, is_log_for_some_table)."""
+    definition = "CREATE TABLE ks.o_scylla_cdc_log (pk int PRIMARY KEY);"
+    result = rehearsed(f"{definition} INSERT INTO ks.o_scylla_cdc_log (pk) VALUES (1); DROP TABLE ks.o_scylla_cdc_log;")
+    assert [outcome.became for outcome in result.outcomes] == ["done"] * 3
+    error = rehearsed(SIMPLE + definition.replace("ks.o", "ks.t")).outcomes[-1].error
     assert "is the name of the log of ks.t" in str(error)
-    result = rehearsed(named + "CREATE TABLE ks.o (pk int PRIMARY KEY); ALTER TABLE ks.o WITH cdc = {'enabled': true};")
+    result = rehearsed(
+        definition + "CREATE TABLE ks.o (pk int PRIMARY KEY); ALTER TABLE ks.o WITH cdc = {'enabled': true};"
+    )
     assert "Cannot create CDC log table for table ks.o" in str(result.outcomes[-1].error)
 
 
 def test_long_names(rehearsed: Rehearse):
-    """Keyspaces, types and tables have names of up to 192 letters."""
+    """Keyspaces, types and tables have names of at most 192 letters."""
     for size, became in ((192, "done"), (193, "wrong")):
         table = f"CREATE TABLE ks.{'x' * size} (pk int PRIMARY KEY) WITH cdc = {{'enabled': true}};"
         assert rehearsed(table).outcomes[-1].became == became
 
 
 def test_vectors(rehearsed: Rehearse):
-    """As many floats as the type says, in one value; of another number they are refused."""
+    """A value has as many floats as its type; another number is refused."""
     table = "CREATE TABLE ks.t (pk int PRIMARY KEY, v vector<float, 3>) WITH cdc = {'enabled': true};"
     result = rehearsed(
         table + "INSERT INTO ks.t (pk, v) VALUES (0, [1, 2.5, -3]); UPDATE ks.t SET v = null WHERE pk = 1;"
     )
     assert base(result) == [{"pk": 0, "v": [1.0, 2.5, -3.0]}]
     assert rows(result.outcomes, "v", "cdc$deleted_v") == [([1.0, 2.5, -3.0], None), (None, True)]
-    defined = result.outcomes[0].schema
-    assert defined is not None
-    columns = {column.name: column.type.cql for column in get_log_columns(defined)}
+    table_schema = result.outcomes[0].schema
+    assert table_schema is not None
+    columns = {column.name: column.type.cql for column in get_log_columns(table_schema)}
     assert columns["v"] == "vector<float, 3>"
     wrong = rehearsed(table + "INSERT INTO ks.t (pk, v) VALUES (0, [1, 2]); UPDATE ks.t SET v = v + [1] WHERE pk = 1;")
-    assert [each.became for each in wrong.outcomes[1:]] == ["wrong", "wrong"]
+    assert [outcome.became for outcome in wrong.outcomes[1:]] == ["wrong", "wrong"]
     for kind in ("vector<int, 3>", "vector<float>", "vector<float, 0>"):
         assert rehearsed(table.replace("vector<float, 3>", kind)).outcomes[0].became == "wrong"
 
 
 def test_key_columns_are_renamed(rehearsed: Rehearse):
-    """The table and its log go on under the new names, and rows of before have them too; others are not renamed."""
+    """Table and log continue under the new names, as do older rows; columns outside the key cannot be renamed."""
     result = rehearsed(
         SIMPLE
         + """INSERT INTO ks.t (pk, ck, v) VALUES (1, 2, 3); ALTER TABLE ks.t RENAME pk TO id AND ck TO place;
         ALTER TABLE ks.t RENAME id TO "Id"; INSERT INTO ks.t ("Id", place, v) VALUES (1, 3, 4);"""
     )
-    assert [each.became for each in result.outcomes] == ["done"] * 5
+    assert [outcome.became for outcome in result.outcomes] == ["done"] * 5
     assert base(result) == [{"Id": 1, "place": 2, "v": 3}, {"Id": 1, "place": 3, "v": 4}]
     assert result.outcomes[-1].rows[0]["place"] == 3
     for renames, why in {

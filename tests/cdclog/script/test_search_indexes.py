@@ -1,6 +1,6 @@
-"""Indexes that ScyllaDB builds from a table's CDC log: what each class does to the table, and what it refuses.
+"""Indexes that ScyllaDB builds from a table's CDC log: what each class changes in the table, and what it refuses.
 
-The meanings are those of ScyllaDB's `index/`: `external_index.cc` and the classes that derive from it.
+The semantics are those of ScyllaDB's `index/`: `external_index.cc` and the classes that derive from it.
 """
 
 from __future__ import annotations
@@ -37,26 +37,29 @@ CLOCK = Clock(Microseconds(1_700_000_000_000_000))
 
 
 def index(class_name: str, custom: str = "CUSTOM ") -> str:
-    """The statement that makes an index of a class."""
+    """Return the statement that creates an index of a class."""
     return f"CREATE {custom}INDEX i ON ks.t (v) USING '{class_name}';"
 
 
-def outcomes(folder: Path, text: str) -> list[tuple[str, str, int]]:
-    """What became of each statement, why, and how many log rows it left."""
+def run_statements(folder: Path, text: str) -> list[tuple[str, str, int]]:
+    """Run statements; return the outcome of each, the reason, and its number of log rows."""
     (folder / "script.cql").write_text(text)
     answer = run("--home", folder / "home", "cql", "run", folder / "script.cql", "--json")
-    return [(each["outcome"], each["reason"] or "", len(each["rows"])) for each in answer.json["statements"]]
+    return [
+        (statement["outcome"], statement["reason"] or "", len(statement["rows"]))
+        for statement in answer.json["statements"]
+    ]
 
 
-def test_every_class_has_its_meaning_here() -> None:
-    """A class that is added to the product's lists gets its meaning in this file."""
+def test_every_class_is_covered() -> None:
+    """A class added to the product's lists needs its semantics in this file."""
     assert dict(SEARCH_INDEX_CLASSES) == TURNS_CDC_ON
-    assert {each.lower() for each in PLAIN} == CASSANDRA_INDEX_CLASSES
+    assert {name.lower() for name in PLAIN} == CASSANDRA_INDEX_CLASSES
 
 
 @pytest.fixture(autouse=True)
 def _a_generation(tmp_path: Path) -> None:
-    """A home with a ring; tablet-based tables need no generation."""
+    """Create a home with a ring; tablet-based tables need no generation."""
     (tmp_path / "ring.json").write_text(json.dumps([node_fields(1, tokens=[-5, 5])]))
     assert run("--home", tmp_path / "home", "import", tmp_path / "ring.json").exit_code == 0
 
@@ -64,26 +67,26 @@ def _a_generation(tmp_path: Path) -> None:
 @pytest.mark.parametrize("custom", ["CUSTOM ", ""])
 @pytest.mark.parametrize("class_name", [*TURNS_CDC_ON, "VECTOR_INDEX"])
 def test_a_class_turns_cdc_on_or_does_not(class_name: str, custom: str, tmp_path: Path) -> None:
-    """By the rows that a write leaves; the drop of the index ends it."""
+    """A write leaves rows only while an index that needs CDC exists."""
     write = "INSERT INTO ks.t (p, v) VALUES (1, 'x');"
     script = f"{TABLETS} {TABLE} {write} {index(class_name, custom)} {write} DROP INDEX ks.i; {write}"
-    found = outcomes(tmp_path, script)
-    assert [became for became, *_ in found] == ["done"] * 7
-    assert [rows for *_, rows in found] == [0, 0, 0, 0, int(TURNS_CDC_ON[class_name.lower()]), 0, 0]
+    results = run_statements(tmp_path, script)
+    assert [became for became, *_ in results] == ["done"] * 7
+    assert [rows for *_, rows in results] == [0, 0, 0, 0, int(TURNS_CDC_ON[class_name.lower()]), 0, 0]
 
 
 @pytest.mark.parametrize("class_name", PLAIN)
 def test_plain_classes_change_nothing(class_name: str, tmp_path: Path) -> None:
-    """They are passed over with the reason, as secondary indexes are; so is the drop of an index that is not known."""
+    """They are passed over with a reason, like secondary indexes and the drop of an unknown index."""
     script = f"{TABLETS} {TABLE} {index(class_name)} CREATE INDEX ON ks.t (v); DROP INDEX ks.i;"
-    assert [became for became, *_ in outcomes(tmp_path, script)] == ["done", "done", *["passed over"] * 3]
+    assert [became for became, *_ in run_statements(tmp_path, script)] == ["done", "done", *["passed over"] * 3]
 
 
 @pytest.mark.parametrize("custom", ["CUSTOM ", ""])
 def test_an_unknown_class_is_refused_by_name(custom: str, tmp_path: Path) -> None:
-    """In a script, and in a schema that is imported: nothing of it is taken in."""
-    found = outcomes(tmp_path, f"{TABLETS} {TABLE} {index(UNKNOWN, custom)}")
-    assert (found[2][0], f"class '{UNKNOWN}' is not known" in found[2][1]) == ("wrong", True)
+    """A script refuses it, and so does the import of a schema, which then imports nothing."""
+    results = run_statements(tmp_path, f"{TABLETS} {TABLE} {index(UNKNOWN, custom)}")
+    assert (results[2][0], f"class '{UNKNOWN}' is not known" in results[2][1]) == ("wrong", True)
     (tmp_path / "schema.cql").write_text(f"{TABLETS}\n{TABLE}\n{index(UNKNOWN, custom)}\n")
     lake = Lake(tmp_path / "lake")
     with pytest.raises(InputError, match=f"line 3: .*class '{UNKNOWN}' is not known"):
@@ -104,39 +107,39 @@ def test_an_unknown_class_is_refused_by_name(custom: str, tmp_path: Path) -> Non
         ("'enabled': true, 'delta': 'keys', 'postimage': true", None),
     ],
 )
-def test_all_search_indexes_demand_the_same_options(
+def test_all_search_indexes_require_the_same_options(
     class_name: str, options: str, said: str | None, tmp_path: Path
 ) -> None:
-    """Of a table that has them, and of ALTER TABLE on one with the index; the index stays as it was."""
-    made = f"CREATE TABLE ks.t (p int PRIMARY KEY, v text) WITH cdc = {{{options}}};"
-    became, reason, _ = outcomes(tmp_path, f"{TABLETS} {made} {index(class_name)}")[2]
+    """The rules apply to a table with these options, and to ALTER TABLE on a table with the index."""
+    definition = f"CREATE TABLE ks.t (p int PRIMARY KEY, v text) WITH cdc = {{{options}}};"
+    became, reason, _ = run_statements(tmp_path, f"{TABLETS} {definition} {index(class_name)}")[2]
     assert (became, said is None or said in reason) == ("done" if said is None else "wrong", True)
     altered = (
         f"{TABLETS} CREATE TABLE ks.t (p int PRIMARY KEY, v text) WITH cdc = {{'enabled': true}}; {index(class_name)}"
     )
-    became, reason, _ = outcomes(tmp_path, f"{altered} ALTER TABLE ks.t WITH cdc = {{{options}}};")[3]
-    words = said if said != "is turned off" else "cannot be turned off"
-    assert (became, words is None or words in reason) == ("done" if said is None else "wrong", True)
+    became, reason, _ = run_statements(tmp_path, f"{altered} ALTER TABLE ks.t WITH cdc = {{{options}}};")[3]
+    expected = said if said != "is turned off" else "cannot be turned off"
+    assert (became, expected is None or expected in reason) == ("done" if said is None else "wrong", True)
 
 
 @pytest.mark.parametrize("class_name", TURNS_CDC_ON)
 def test_search_indexes_need_tablets(class_name: str, tmp_path: Path) -> None:
-    """As in ScyllaDB."""
+    """An index of these classes needs a keyspace with tablets, as in ScyllaDB."""
     for keyspace in (f"{KEYSPACE};", f"{KEYSPACE} AND tablets = {{'enabled': false}};"):
-        became, reason, _ = outcomes(tmp_path, f"{keyspace} {TABLE} {index(class_name)}")[2]
+        became, reason, _ = run_statements(tmp_path, f"{keyspace} {TABLE} {index(class_name)}")[2]
         assert (became, "needs a keyspace with tablets" in reason) == ("wrong", True)
 
 
-def test_options_without_enabled_leave_the_cdc_of_an_index_on(tmp_path: Path) -> None:
-    """The index needs it still, with the new options; the rules hold for those too."""
+def test_options_without_enabled_leave_the_cdc_of_an_index_enabled(tmp_path: Path) -> None:
+    """The index still needs the log, with the new options, to which the same rules apply."""
     script = f"{TABLETS} {TABLE} {index('fulltext_index')} ALTER TABLE ks.t WITH cdc = {{'ttl': '%s'}};"
     write = " INSERT INTO ks.t (p, v) VALUES (1, 'x');"
-    assert [rows for *_, rows in outcomes(tmp_path, script % 100000 + write)][-1] == 1
-    assert outcomes(tmp_path, script % 60)[-1][0] == "wrong"
+    assert [rows for *_, rows in run_statements(tmp_path, script % 100000 + write)][-1] == 1
+    assert run_statements(tmp_path, script % 60)[-1][0] == "wrong"
 
 
-def test_what_an_index_did_outlives_the_script(tmp_path: Path) -> None:
-    """A later script knows the index: it refuses what that needs, and the drop turns CDC off again."""
+def test_an_index_is_known_to_later_scripts(tmp_path: Path) -> None:
+    """A later script refuses options that the index does not allow, and dropping the index disables CDC again."""
     home = tmp_path / "home"
     for text, code in (
         (f"{TABLETS} {TABLE} {index('vector_index')}", 0),
@@ -149,15 +152,17 @@ def test_what_an_index_did_outlives_the_script(tmp_path: Path) -> None:
         if "DROP" not in text:
             assert cdc_tables.find_cdc_table(Lake(home / "lake"), "ks", "t").enabled
     assert not cdc_tables.find_cdc_table(Lake(home / "lake"), "ks", "t").enabled
-    assert [each.name for each in read_table_schema(Lake(home / "lake"), "ks", "t").search_indexes] == ["j"]
+    assert [search_index.name for search_index in read_table_schema(Lake(home / "lake"), "ks", "t").search_indexes] == [
+        "j"
+    ]
 
 
 @pytest.mark.parametrize("class_name", TURNS_CDC_ON)
 def test_a_described_schema_has_the_tables_of_its_indexes(class_name: str, tmp_path: Path) -> None:
-    """DESCRIBE prints no CDC option of a table that only its index gives a log."""
+    """DESCRIBE prints no CDC option for a table that has a log only through its index."""
     lake = Lake(tmp_path / "lake")
     (tmp_path / "schema.cql").write_text(f"{TABLETS}\n{TABLE}\n{index(class_name)}\n")
     import_paths(lake, CLOCK, [tmp_path / "schema.cql"])
-    found = [(each.full_name, each.enabled, each.ttl_seconds) for each in cdc_tables.read_cdc_tables(lake)]
-    assert found == ([("ks.t", True, 86_400)] if TURNS_CDC_ON[class_name] else [])
+    tables = [(table.full_name, table.enabled, table.ttl_seconds) for table in cdc_tables.read_cdc_tables(lake)]
+    assert tables == ([("ks.t", True, 86_400)] if TURNS_CDC_ON[class_name] else [])
     assert import_paths(lake, CLOCK, [tmp_path / "schema.cql"]).rows_written == 0

@@ -1,4 +1,4 @@
-"""Columns of Arrow as bytes of CQL's protocol: as the types write single values, in their order, and back."""
+"""Arrow columns as bytes of the CQL protocol: encoded, ordered and decoded as the types do with single values."""
 
 from __future__ import annotations
 
@@ -63,36 +63,36 @@ KINDS: dict[str, tuple[CqlType, st.SearchStrategy[Any]]] = {
 @pytest.mark.parametrize("name", KINDS)
 @given(data=st.data())
 def test_a_column_is_as_its_values_are(name: str, data: st.DataObject) -> None:
-    """Each type writes, orders and reads a column as it does with single values, of which some are null."""
+    """Each type encodes, orders and decodes a column as it does with single values, some of which are null."""
     kind, values = KINDS[name]
     drawn = [kind.canonical(value) for value in data.draw(st.lists(values, max_size=6))]
     column = pa.array([to_arrow_value(kind, value) for value in drawn], arrow_type(kind))
-    # The column may be a part of a longer one.
-    found = encode_column(kind, pa.concat_arrays([column, column]).slice(len(drawn)))
-    assert found.to_pylist() == [kind.to_bytes(value) for value in drawn]
+    # Encode a slice, because a column may be part of a longer one.
+    encoded = encode_column(kind, pa.concat_arrays([column, column]).slice(len(drawn)))
+    assert encoded.to_pylist() == [kind.to_bytes(value) for value in drawn]
     keys = [kind.sort_key(value) for value in drawn]
-    rank = rank_values(kind, found).tolist()
+    rank = rank_values(kind, encoded).tolist()
     assert [[a < b for b in rank] for a in rank] == [[a < b for b in keys] for a in keys]
     assert [[a == b for b in rank] for a in rank] == [[a == b for b in keys] for a in keys]
-    nulls = pa.concat_arrays([pa.nulls(1, pa.binary()), found, pa.nulls(1, pa.binary())])
-    back = decode_column(kind, nulls)
-    assert back.type == column.type
-    # NaN is not what it is.
-    assert list(map(repr, to_canonical_values(kind, back))) == list(map(repr, [None, *drawn, None]))
+    nulls = pa.concat_arrays([pa.nulls(1, pa.binary()), encoded, pa.nulls(1, pa.binary())])
+    decoded = decode_column(kind, nulls)
+    assert decoded.type == column.type
+    # NaN does not equal itself, so compare representations.
+    assert list(map(repr, to_canonical_values(kind, decoded))) == list(map(repr, [None, *drawn, None]))
 
 
-def test_what_no_column_holds_is_the_nearest() -> None:
-    """Timestamps and dates of any year have their bytes; a native column shows what every reader has."""
+def test_a_value_outside_the_column_range_is_clamped() -> None:
+    """Timestamps and dates of any year can be encoded; a native column shows the nearest value for all readers."""
     far = pa.array([(2**63 - 1).to_bytes(8, "big"), (-(2**63)).to_bytes(8, "big", signed=True)], pa.binary())
     assert decode_column(t.TIMESTAMP, far).cast(pa.int64()).to_pylist() == [LAST_MS * 1000, FIRST_MS * 1000]
     days = pa.array([b"\xff" * 4, bytes(4)], pa.binary())
     assert decode_column(t.DATE, days).cast(pa.int32()).to_pylist() == [LAST_DAY, FIRST_DAY]
 
 
-def test_times_inside_of_a_millisecond_are_of_that() -> None:
+def test_times_within_a_millisecond_are_truncated() -> None:
     """A reader's timestamps are finer than CQL's."""
-    at = datetime(1969, 12, 31, 23, 59, 59, 999_900, tzinfo=UTC)
-    column = pa.array([at], pa.timestamp("us", "UTC"))
+    time = datetime(1969, 12, 31, 23, 59, 59, 999_900, tzinfo=UTC)
+    column = pa.array([time], pa.timestamp("us", "UTC"))
     assert encode_column(t.TIMESTAMP, column).to_pylist() == [t.TIMESTAMP.to_bytes(-1)]
 
 
@@ -101,10 +101,10 @@ def test_times_inside_of_a_millisecond_are_of_that() -> None:
     | st.lists(st.tuples(st.binary(min_size=4, max_size=4), st.binary(min_size=1, max_size=1)), max_size=4)
 )
 def test_several_columns_become_one_and_come_apart(rows: list[tuple[bytes, bytes]]) -> None:
-    """Values behind their lengths, of one width or not, and the composite that a key of several columns is."""
-    columns = [pa.array([row[place] for row in rows], pa.binary()) for place in range(2)]
-    one = join_components(columns, len(rows))
-    assert [part.to_pylist() for part in split_components(one, 2)] == [column.to_pylist() for column in columns]
+    """Values follow their lengths, of one width or not, as in the composite of a key with several columns."""
+    columns = [pa.array([row[index] for row in rows], pa.binary()) for index in range(2)]
+    joined = join_components(columns, len(rows))
+    assert [part.to_pylist() for part in split_components(joined, 2)] == [column.to_pylist() for column in columns]
     keys = composite_keys_to_arrow(columns)
     assert [part.to_pylist() for part in split_components(keys, 2, 2, 1)] == [column.to_pylist() for column in columns]
     assert join_components([], len(rows)).to_pylist() == [b""] * len(rows)
@@ -136,22 +136,27 @@ def _dated(kind: CqlType) -> st.SearchStrategy[Any]:
 @pytest.mark.parametrize("kind", DATED, ids=lambda kind: kind.cql)
 @given(data=st.data())
 def test_what_no_native_column_holds_stands_beside_it(kind: CqlType, data: st.DataObject) -> None:
-    """Of values that are null, near or far those that are far, each as it is; the others come back from the column."""
-    drawn = [None if each is None else kind.canonical(each) for each in data.draw(st.lists(st.none() | _dated(kind)))]
-    wire = pa.array([None if each is None else kind.to_bytes(each) for each in drawn], pa.binary())
-    beside = find_exact_scalars(kind, wire)
+    """Of null, near and far values only far ones are stored exactly; the others are decoded from the column."""
+    drawn = [
+        None if value is None else kind.canonical(value) for value in data.draw(st.lists(st.none() | _dated(kind)))
+    ]
+    wire = pa.array([None if value is None else kind.to_bytes(value) for value in drawn], pa.binary())
+    exact_values = find_exact_scalars(kind, wire)
     native = to_canonical_values(kind, decode_column(kind, wire))
-    assert [decode_exact_value(kind, beside[at]) if at in beside else native[at] for at in range(len(drawn))] == drawn
-    assert all(native[at] != drawn[at] for at in beside)
+    assert [
+        decode_exact_value(kind, exact_values[index]) if index in exact_values else native[index]
+        for index in range(len(drawn))
+    ] == drawn
+    assert all(native[index] != drawn[index] for index in exact_values)
 
 
 @pytest.mark.parametrize("name", ["int", "bigint", "boolean", "timestamp", "date", "uuid", "double"])
-def test_no_bytes_of_a_type_of_one_width_are_null(name: str) -> None:
-    """As CQL has them since Thrift, among values that have their bytes, and alone."""
+def test_empty_bytes_of_a_fixed_width_type_are_null(name: str) -> None:
+    """As in CQL since Thrift, empty bytes are null, among other values and alone."""
     kind = get_scalar_type(name)
     value = {"uuid": UUID(int=1), "boolean": True}.get(name, 1)
-    for several in ([value, None, b"", value], [b""], [b"", None]):
-        wire = [None if each is None else b"" if each == b"" else kind.to_bytes(each) for each in several]
-        found = to_canonical_values(kind, decode_column(kind, pa.array(wire, pa.binary())))
-        assert found == [value if each == value else None for each in several]
+    for values in ([value, None, b"", value], [b""], [b"", None]):
+        wire = [None if item is None else b"" if item == b"" else kind.to_bytes(item) for item in values]
+        decoded = to_canonical_values(kind, decode_column(kind, pa.array(wire, pa.binary())))
+        assert decoded == [value if item == value else None for item in values]
         assert name not in ("date", "timestamp") or find_exact_scalars(kind, pa.array(wire, pa.binary())) == {}

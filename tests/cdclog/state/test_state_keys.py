@@ -1,4 +1,4 @@
-"""The bytes and numbers of stored states: keys, range bounds and tables. Homes of earlier programs have them."""
+"""The encoding of stored states: keys, range bounds and table numbers. Homes of earlier versions contain them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CARTS = TableSchema(
 
 
 def test_clustering_keys() -> None:
-    """Each value after its length; read back whole, or as the leading values."""
+    """Each value follows its length; the key is decoded whole, or as its leading values."""
     key = ("é\0", -7)
     assert encode_clustering_key(CARTS, key).hex() == "00000003c3a90000000004fffffff9"
     assert encode_clustering_key(CARTS, ("", 0)).hex() == "000000000000000400000000"
@@ -35,7 +35,7 @@ def test_clustering_keys() -> None:
 
 
 def test_edges_of_ranges() -> None:
-    """A prefix of the key, and whether the edge lies before or behind the rows with it."""
+    """An edge is a prefix of the key, and a flag for the position before or after the rows with that prefix."""
     bounds = (None, RangeBound(("x",), True), RangeBound(("x", 5), False))
     assert [encode_edge(bound, CARTS, is_start=True).hex() for bound in bounds] == [
         "00",
@@ -50,6 +50,6 @@ def test_edges_of_ranges() -> None:
 
 
 def test_numbers_of_tables() -> None:
-    """They tell whether a stored state is of the same table; another number would rebuild every state."""
+    """They show whether a stored state belongs to the same table; another number would rebuild every state."""
     assert _table_identity(CARTS) == 7400983614281364026
     assert tables.identity(CARTS) == 6163705724600353150
