@@ -1,4 +1,4 @@
-"""The catalogue shows the tables, whoever wrote them: partitions, events, versions and verdicts, and nothing else."""
+"""The catalogue shows the tables, whichever program wrote them: partitions, events, versions and verdicts, and nothing else."""
 
 from __future__ import annotations
 

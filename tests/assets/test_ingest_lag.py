@@ -85,7 +85,7 @@ def test_a_log_is_judged_by_its_partition(partition: str, says: str, rehearsal: 
 
 
 def test_the_sensor_requests_the_check_at_each_level_once(rehearsal: Rehearsal) -> None:
-    """At first, then whenever one log has reached another level; each ingested log gets its partition."""
+    """The sensor requests the check first and whenever a log reaches another level; ingested logs get partitions."""
     home, _ = ingested_home(rehearsal.lake.root.parent, LOGS)
     cursor: str | None = None
     keys = list[str]()

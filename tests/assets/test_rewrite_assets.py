@@ -209,7 +209,7 @@ def test_sensor_and_schedule_together_request_one_run(rehearsal: Rehearsal) -> N
 
 
 def test_the_schedule_requests_runs_until_every_node_is_marked(rehearsal: Rehearsal) -> None:
-    """Also where nothing is left to be rewritten: the markers are. It is on, and says why it skips."""
+    """Markers are written even if nothing is left to rewrite. The schedule runs by default and states why it skips."""
     assert hourly_rewrite.default_status.value == "RUNNING"
     assert skipped(request_scheduled_rewrite(rehearsal.lake, Settings(), rehearsal.instance, NOON)) == (
         "there is no V1 streams table"
