@@ -186,7 +186,10 @@ def test_generations_of_one_task_are_kept_apart() -> None:
 
 def test_samples_of_parts_add_up_to_the_first_cases_on_the_ring() -> None:
     """The sum has the first cases of any part, without repetitions, and no more than a sample names."""
-    parts = [InvariantTally.of_cases(STREAM_FORMAT, 1, 1, [(place, f"range {place}")]) for place in (5, 1, 4, 1, 3)]
+    parts = [
+        InvariantTally.of_cases(STREAM_FORMAT, 1, 1, [(range_end, f"range {range_end}")])
+        for range_end in (5, 1, 4, 1, 3)
+    ]
     total = sum_tallies(parts)[STREAM_FORMAT]
     assert total.cases == ((1, "range 1"), (3, "range 3"), (4, "range 4"))
     assert (len(total.cases), total.samples_text) == (MAX_SAMPLES, "range 1; range 3; range 4")
