@@ -52,8 +52,8 @@ def _examples(document: str) -> Iterator[Example]:
             example, statements, reading = Example(document, line[3:]), [], None
         elif line.startswith("= "):
             assert example is not None
-            what, _, where = line[2:].partition(" ")
-            reading = Shown("\n".join(statements), what, _condition(where))
+            kind, _, where = line[2:].partition(" ")
+            reading = Shown("\n".join(statements), kind, _condition(where))
             example.shown.append(reading)
         elif line.startswith(" ") and reading is not None and "|" in line:
             reading.lines.append([cell.strip() for cell in line.split("|")])

@@ -290,9 +290,9 @@ def _assert_replayed(
 ) -> None:
     order = list(range(table.num_rows))
     random.Random(0).shuffle(order)
-    found = replay_dataframe(schema, spark.createDataFrame(table.take(order)), now_us=now_us).toArrow()
+    replayed = replay_dataframe(schema, spark.createDataFrame(table.take(order)), now_us=now_us).toArrow()
     expected = _expected(schema, rows, now_us)
-    assert _found(schema, found) == expected
+    assert _found(schema, replayed) == expected
     assert len(expected) > 7
 
 

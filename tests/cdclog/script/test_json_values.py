@@ -59,17 +59,19 @@ def test_insert_json(rehearsed: Rehearse) -> None:
 
 def test_insert_json_leaves_columns_not_named_unset(accepted: Accepted) -> None:
     """With DEFAULT UNSET only a named null is null. Static columns are ignored, as ScyllaDB does."""
-    done = accepted(f"""{WIDE} INSERT INTO ks.t JSON '{{"p": 1, "\\"K\\"": "k", "v": null, "s": 5}}' DEFAULT UNSET;""")
-    (row,) = done[-1].rows
+    outcomes = accepted(
+        f"""{WIDE} INSERT INTO ks.t JSON '{{"p": 1, "\\"K\\"": "k", "v": null, "s": 5}}' DEFAULT UNSET;"""
+    )
+    (row,) = outcomes[-1].rows
     assert {name for name, value in row.items() if value is not None and "cdc$deleted" in name} == {"cdc$deleted_v"}
 
 
 def test_insert_json_in_a_transaction(accepted: Accepted) -> None:
     """INSERT JSON supports IF NOT EXISTS and TTLs."""
     insert = """INSERT INTO ks.t JSON '{"p": 1, "\\"K\\"": "k", "v": 1}' IF NOT EXISTS USING TTL 9"""
-    done = accepted(f"{WIDE} {insert}; {insert};")
-    assert [outcome.became for outcome in done[-2:]] == ["done", "not applied"]
-    assert done[-2].rows[0]["cdc$ttl"] == 9
+    outcomes = accepted(f"{WIDE} {insert}; {insert};")
+    assert [outcome.became for outcome in outcomes[-2:]] == ["done", "not applied"]
+    assert outcomes[-2].rows[0]["cdc$ttl"] == 9
 
 
 @pytest.mark.parametrize(
@@ -130,8 +132,8 @@ def test_numbers_keep_their_digits(whole: int, decimal: Any, text: str, truth: b
 def test_functions_of_values(accepted: Accepted, expression: str, kind: str, value: Any) -> None:
     """Functions convert from and to JSON and bytes, and with a type hint in front."""
     table = f"CREATE TABLE ks.t (pk int PRIMARY KEY, v {kind}) WITH cdc = {{'enabled': true}};"
-    done = accepted(f"{table} UPDATE ks.t SET v = {expression} WHERE pk = 0; SELECT 1;")
-    logged: Any = done[1].rows[0]["v"]
+    outcomes = accepted(f"{table} UPDATE ks.t SET v = {expression} WHERE pk = 0; SELECT 1;")
+    logged: Any = outcomes[1].rows[0]["v"]
     if kind == "list<int>":
         logged = [inner for _, inner in logged]
     assert (logged if kind != "decimal" else str(logged)) == value

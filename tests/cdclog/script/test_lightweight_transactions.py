@@ -39,8 +39,8 @@ def steps(accepted: Accepted, script: str, *pairs: tuple[str, Any]) -> None:
 
     Each with IF gives one row, or the rows of a list; only applied ones write log rows.
     """
-    done = accepted(script + "\n" + ";\n".join(statement for statement, _ in pairs))
-    for (statement, expected), outcome in zip(pairs, done[-len(pairs) :], strict=True):
+    outcomes = accepted(script + "\n" + ";\n".join(statement for statement, _ in pairs))
+    for (statement, expected), outcome in zip(pairs, outcomes[-len(pairs) :], strict=True):
         if expected is None:
             continue
         rows = expected if isinstance(expected, list) else [expected]
@@ -132,8 +132,8 @@ HOLDS = {
 def test_collections_are_compared(accepted: Accepted, condition: str, holds: bool) -> None:
     """Collections are compared whole, by element and in order; missing ones are null [lwt_test; like_matcher.cc]."""
     row = "INSERT INTO ks.t (a, m, l, n, f, u, w) VALUES (1, {1: 10}, [5, 6], {1, 2}, [], {x: 1}, 'abc');"
-    done = accepted(f"{COLLECTIONS} {row} UPDATE ks.t SET w = 'abc' WHERE a = 1 IF {condition};")
-    assert (answer_rows(done[-1])[0][0], bool(done[-1].rows)) == (holds, holds)
+    outcomes = accepted(f"{COLLECTIONS} {row} UPDATE ks.t SET w = 'abc' WHERE a = 1 IF {condition};")
+    assert (answer_rows(outcomes[-1])[0][0], bool(outcomes[-1].rows)) == (holds, holds)
 
 
 def test_an_empty_collection_is_null(accepted: Accepted) -> None:
@@ -209,7 +209,7 @@ def test_a_batch_reads_the_static_row_and_others(accepted: Accepted) -> None:
 
 def test_a_conditional_batch_has_one_timestamp(accepted: Accepted) -> None:
     """The statements' own timestamps are ignored (cas_request.cc, apply_updates), but their TTLs are not."""
-    done = accepted(
+    outcomes = accepted(
         ROWS
         + """BEGIN BATCH
             INSERT INTO ks.t (p, c, v) VALUES (1, 1, 1) IF NOT EXISTS;
@@ -218,14 +218,14 @@ def test_a_conditional_batch_has_one_timestamp(accepted: Accepted) -> None:
         UPDATE ks.t SET v = 2 WHERE p = 1 AND c = 1 IF v = 1;
         INSERT INTO ks.t (p, c, v) VALUES (2, 1, 1) IF NOT EXISTS USING TTL 9;"""
     )
-    times = [{us_from_timeuuid(row["cdc$time"]) for row in outcome.rows} for outcome in done[1:]]
+    times = [{us_from_timeuuid(row["cdc$time"]) for row in outcome.rows} for outcome in outcomes[1:]]
     assert times == [{NOW_US}, {NOW_US + 1}, {NOW_US + 2}]
-    assert done[-1].rows[0]["cdc$ttl"] == 9
+    assert outcomes[-1].rows[0]["cdc$ttl"] == 9
 
 
 def test_images_of_a_transaction(accepted: Accepted) -> None:
     """They are those of any write: a pre-image of the row before it [cdc_with_lwt_test]."""
-    done = accepted(
+    outcomes = accepted(
         """CREATE TABLE ks.t (pk int, ck int, val int, PRIMARY KEY (pk, ck))
             WITH cdc = {'enabled': true, 'preimage': true};
         INSERT INTO ks.t (pk, ck, val) VALUES (1, 1, 111) IF NOT EXISTS;
@@ -235,7 +235,7 @@ def test_images_of_a_transaction(accepted: Accepted) -> None:
         DELETE FROM ks.t WHERE pk = 1 AND ck = 1 IF EXISTS;
         DELETE FROM ks.t WHERE pk = 1 AND ck = 1 IF EXISTS;"""
     )
-    images = [(row["cdc$operation"], row["val"]) for outcome in done for row in outcome.rows]
+    images = [(row["cdc$operation"], row["val"]) for outcome in outcomes for row in outcome.rows]
     assert images == [(2, 111), (0, 111), (1, 333), (0, 333), (3, None)]
 
 
@@ -279,8 +279,8 @@ def test_unsupported_conditions(rehearsed: Rehearse, statement: str, why: str) -
 
 def test_a_statement_that_is_not_applied_reads_no_elements(accepted: Accepted) -> None:
     """An index outside the list is no error if the condition fails, since nothing is written then."""
-    done = accepted(COLLECTIONS + "UPDATE ks.t SET l[5] = 1 WHERE a = 1 IF w = 'x';")
-    assert done[-1].became == "not applied"
+    outcomes = accepted(COLLECTIONS + "UPDATE ks.t SET l[5] = 1 WHERE a = 1 IF w = 'x';")
+    assert outcomes[-1].became == "not applied"
 
 
 def test_the_acceptance_rule_judges_applied_statements(rehearsed: Rehearse) -> None:

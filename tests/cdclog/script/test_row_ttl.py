@@ -21,12 +21,12 @@ ROWS = "INSERT INTO ks.t (p, c, x, e) VALUES (1, 2, 3, 1577836800); UPDATE ks.t 
 
 def test_a_ttl_column_is_written_like_any_other(accepted: Accepted) -> None:
     """The value is in the log; an expired row stays, because ScyllaDB deletes it at an unknown later time."""
-    done = accepted(f"{CLUSTERED} {ROWS} ALTER TABLE ks.t TTL NULL; ALTER TABLE ks.t TTL e;")
-    assert [(row["cdc$operation"], row["e"], row["cdc$ttl"]) for outcome in done for row in outcome.rows] == [
+    outcomes = accepted(f"{CLUSTERED} {ROWS} ALTER TABLE ks.t TTL NULL; ALTER TABLE ks.t TTL e;")
+    assert [(row["cdc$operation"], row["e"], row["cdc$ttl"]) for outcome in outcomes for row in outcome.rows] == [
         (2, 1577836800, None),
         (1, None, None),
     ]
-    assert [outcome.schema.row_ttl for outcome in done if outcome.schema is not None] == ["e", None, "e"]
+    assert [outcome.schema.row_ttl for outcome in outcomes if outcome.schema is not None] == ["e", None, "e"]
 
 
 @pytest.mark.parametrize(
@@ -56,8 +56,8 @@ def test_invalid_ttl_columns(rehearsed: Rehearse, statement: str, why: str) -> N
 
 def test_a_dropped_ttl_column_is_no_longer_one(rehearsed: Rehearse) -> None:
     """A later column of its name is none, either; dropping another column changes nothing."""
-    done = rehearsed(f"{CLUSTERED} ALTER TABLE ks.t DROP x; ALTER TABLE ks.t DROP e;").outcomes
-    assert [outcome.schema.row_ttl for outcome in done if outcome.schema is not None] == ["e", "e", None]
+    outcomes = rehearsed(f"{CLUSTERED} ALTER TABLE ks.t DROP x; ALTER TABLE ks.t DROP e;").outcomes
+    assert [outcome.schema.row_ttl for outcome in outcomes if outcome.schema is not None] == ["e", "e", None]
 
 
 def test_columns_may_be_named_ttl(accepted: Accepted) -> None:

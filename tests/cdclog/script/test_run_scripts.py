@@ -47,7 +47,7 @@ def base(result: ScriptResult, name: str = "ks.t") -> list[dict[str, Any]]:
 
 def test_writes_are_one_microsecond_apart(accepted: Accepted):
     """Times begin at the clock's; a batch counts as one write, and a write with its own timestamp as none."""
-    done = accepted(
+    outcomes = accepted(
         SIMPLE
         + f"""UPDATE ks.t SET v = 1 WHERE pk = 0 AND ck = 0;
         UPDATE ks.t USING TIMESTAMP {NOW_US - 7} SET v = 2 WHERE pk = 0 AND ck = 0;
@@ -58,16 +58,16 @@ def test_writes_are_one_microsecond_apart(accepted: Accepted):
         SELECT * FROM ks.t;
         UPDATE ks.t SET v = 4 WHERE pk = 0 AND ck = 0;"""
     )
-    assert times(done) == [NOW_US, NOW_US - 7, NOW_US + 1, NOW_US + 2]
+    assert times(outcomes) == [NOW_US, NOW_US - 7, NOW_US + 1, NOW_US + 2]
 
 
 def test_the_stream_depends_on_the_key(accepted: Accepted):
     """Rows of one partition share their stream, which belongs to the range that contains the key's token."""
-    done = accepted(
+    outcomes = accepted(
         SIMPLE + "".join(f"INSERT INTO ks.t (pk, ck) VALUES ({pk}, {ck});" for pk in range(9) for ck in (0, 1))
     )
     by_key: dict[int, set[bytes]] = {}
-    for stream, pk in rows(done, "cdc$stream_id", "pk"):
+    for stream, pk in rows(outcomes, "cdc$stream_id", "pk"):
         by_key.setdefault(pk, set()).add(stream)
     assert all(len(streams) == 1 for streams in by_key.values())
     assert len(set.union(*by_key.values())) > 1
@@ -169,7 +169,7 @@ def test_tablets_have_their_own_streams(rehearsed: Rehearse):
 
 def test_definitions_return_the_columns_of_the_log(accepted: Accepted):
     """The log has keys, static and other columns, and those that ALTER adds; without CDC it has none."""
-    done = accepted(
+    outcomes = accepted(
         """CREATE TABLE ks.t (b text, a int, c int, "V" frozen<list<int>>, s set<int> static, PRIMARY KEY ((b, a), c))
             WITH cdc = {'enabled': true};
         ALTER TABLE ks.t ADD x tuple<int, text>; ALTER TABLE ks.t DROP s;
@@ -177,7 +177,7 @@ def test_definitions_return_the_columns_of_the_log(accepted: Accepted):
     )
     columns = [
         {column.name: column.type.cql for column in get_log_columns(outcome.schema)}
-        for outcome in done
+        for outcome in outcomes
         if outcome.schema
     ]
     assert list(columns[0]) == [
@@ -187,8 +187,8 @@ def test_definitions_return_the_columns_of_the_log(accepted: Accepted):
     assert columns[0]["V"] == "frozen<list<int>>"
     assert columns[1]["x"] == "frozen<tuple<int, text>>"
     assert "s" not in columns[2]
-    assert done[-1].schema is not None
-    assert not done[-1].schema.cdc.enabled
+    assert outcomes[-1].schema is not None
+    assert not outcomes[-1].schema.cdc.enabled
 
 
 def test_added_and_dropped_columns(rehearsed: Rehearse):
@@ -304,7 +304,7 @@ def test_a_prepend_has_a_timestamp_after_2010(rehearsed: Rehearse):
 
 def test_the_two_zeros_are_two_keys(accepted: Accepted):
     """In clustering keys, partition keys, maps and sets, -0.0 precedes 0.0, however it is written."""
-    done = accepted(
+    outcomes = accepted(
         """CREATE TABLE ks.f (p double, k float, s set<double>, m map<float, int>, PRIMARY KEY (p, k))
             WITH cdc = {'enabled': true, 'postimage': true};
         INSERT INTO ks.f (p, k, s, m) VALUES (0.0, 0.0, {0.0, -0.0}, {-0: 1, 0: 2});
@@ -312,12 +312,12 @@ def test_the_two_zeros_are_two_keys(accepted: Accepted):
         UPDATE ks.f SET s = {1} WHERE p = -0.0 AND k IN (-0.0, 0.0);
         DELETE FROM ks.f WHERE p = -0.0 AND k < 0.0;"""
     )
-    values = [[str(row[name]) for name in ("cdc$operation", "p", "k", "s", "m")] for row in done[1].rows]
+    values = [[str(row[name]) for name in ("cdc$operation", "p", "k", "s", "m")] for row in outcomes[1].rows]
     assert values[0][1:] == ["0.0", "0.0", "[-0.0, 0.0]", "[[-0.0, 1], [0.0, 2]]"]
-    assert [[str(row["s"])] for row in done[2].rows] == [["None"], ["[-0.0]"]]
-    keys = [(row["cdc$operation"], str(row["p"]), str(row["k"])) for row in done[3].rows]
+    assert [[str(row["s"])] for row in outcomes[2].rows] == [["None"], ["[-0.0]"]]
+    keys = [(row["cdc$operation"], str(row["p"]), str(row["k"])) for row in outcomes[3].rows]
     assert keys == [(1, "-0.0", "-0.0"), (1, "-0.0", "0.0"), (9, "-0.0", "-0.0"), (9, "-0.0", "0.0")]
-    assert [str(row["k"]) for row in done[4].rows] == ["0.0"]
+    assert [str(row["k"]) for row in outcomes[4].rows] == ["0.0"]
 
 
 def test_a_type_cannot_contain_itself(rehearsed: Rehearse):
@@ -330,18 +330,18 @@ def test_a_type_cannot_contain_itself(rehearsed: Rehearse):
 
 def test_a_change_without_effect_leaves_no_row(accepted: Accepted):
     """Adding no elements, removing missing values, and IN without choices leave no log row."""
-    done = accepted(
+    outcomes = accepted(
         LISTS
         + """UPDATE ks.t SET m = m + {}, n = n - {} WHERE pk = 0;
         UPDATE ks.t SET l = l - [1] WHERE pk = 0;
         DELETE FROM ks.t WHERE pk IN ();"""
     )
-    assert rows(done, "pk") == []
+    assert rows(outcomes, "pk") == []
 
 
 def test_ttls(accepted: Accepted):
     """Cells have the TTL of their statement, else the table's; 0 and null mean none; tombstones have none."""
-    done = accepted(
+    outcomes = accepted(
         """CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {'enabled': true} AND default_time_to_live = 60;
         UPDATE ks.t SET v = 1 WHERE pk = 0;
         UPDATE ks.t USING TTL 5 SET v = 1 WHERE pk = 0;
@@ -351,7 +351,7 @@ def test_ttls(accepted: Accepted):
         ALTER TABLE ks.t WITH default_time_to_live = 0;
         INSERT INTO ks.t (pk, v) VALUES (0, 1);"""
     )
-    assert rows(done, "cdc$ttl") == [(60,), (5,), (None,), (None,), (None,), (None,)]
+    assert rows(outcomes, "cdc$ttl") == [(60,), (5,), (None,), (None,), (None,), (None,)]
 
 
 def test_a_written_ttl_counts_from_the_statement(rehearsed: Rehearse):
@@ -364,8 +364,8 @@ def test_a_written_ttl_counts_from_the_statement(rehearsed: Rehearse):
 
 def test_an_insert_of_a_collection_with_a_ttl_is_three_rows(accepted: Accepted):
     """The rows are the marker with its TTL, the tombstone without, and the elements with it."""
-    done = accepted(f"{LISTS} INSERT INTO ks.t (pk, n) VALUES (0, {{1}}) USING TTL 7;")
-    assert rows(done, "cdc$operation", "cdc$ttl", "n", "cdc$deleted_n", "cdc$batch_seq_no", "cdc$end_of_batch") == [
+    outcomes = accepted(f"{LISTS} INSERT INTO ks.t (pk, n) VALUES (0, {{1}}) USING TTL 7;")
+    assert rows(outcomes, "cdc$operation", "cdc$ttl", "n", "cdc$deleted_n", "cdc$batch_seq_no", "cdc$end_of_batch") == [
         (2, 7, None, None, 0, None),
         (1, None, None, True, 1, None),
         (1, 7, [1], None, 2, True),
@@ -374,15 +374,15 @@ def test_an_insert_of_a_collection_with_a_ttl_is_three_rows(accepted: Accepted):
 
 def test_statements_name_several_rows(accepted: Accepted):
     """IN of partitions gives one log mutation each, IN of rows only one; repeated choices count once."""
-    done = accepted(
+    outcomes = accepted(
         SIMPLE
         + """UPDATE ks.t SET v = 1 WHERE pk IN (0, 1, 0) AND ck IN (1, 2);
         DELETE FROM ks.t WHERE pk = 0 AND (ck) IN ((1), (2));"""
     )
-    assert rows(done, "pk", "ck", "cdc$operation", "cdc$batch_seq_no") == [
+    assert rows(outcomes, "pk", "ck", "cdc$operation", "cdc$batch_seq_no") == [
         (0, 1, 1, 0), (0, 2, 1, 1), (1, 1, 1, 0), (1, 2, 1, 1), (0, 1, 3, 0), (0, 2, 3, 1),
     ]  # fmt: skip
-    assert len(times(done)) == 3
+    assert len(times(outcomes)) == 3
 
 
 @pytest.mark.parametrize(
@@ -438,13 +438,13 @@ def test_several_columns_are_bounded_together(rehearsed: Rehearse, where: str, o
 
 def test_images_show_the_writes_of_earlier_statements(accepted: Accepted):
     """The pre-image is the row before, if it existed, the post-image the row after."""
-    done = accepted(
+    outcomes = accepted(
         """CREATE TABLE ks.t (pk int PRIMARY KEY, v int, w int) WITH cdc = {'enabled': true, 'preimage': true,
             'postimage': true};
         UPDATE ks.t SET v = 1, w = 1 WHERE pk = 0; UPDATE ks.t SET v = 2 WHERE pk = 0;
         DELETE v FROM ks.t WHERE pk = 0;"""
     )
-    assert rows(done, "cdc$operation", "v", "w", "cdc$deleted_v", "cdc$batch_seq_no") == [
+    assert rows(outcomes, "cdc$operation", "v", "w", "cdc$deleted_v", "cdc$batch_seq_no") == [
         (1, 1, 1, None, 0), (9, 1, 1, None, 1),
         (0, 1, None, None, 0), (1, 2, None, None, 1), (9, 2, 1, None, 2),
         (0, 2, None, None, 0), (1, None, None, True, 1), (9, None, 1, None, 2),
@@ -463,7 +463,7 @@ def test_a_log_of_keys_has_no_values(rehearsed: Rehearse):
 
 def test_a_batch_is_merged_before_it_is_logged(accepted: Accepted):
     """The later of two writes of a cell stays; with equal timestamps a deletion wins, else the larger value."""
-    done = accepted(
+    outcomes = accepted(
         SIMPLE
         + """BEGIN BATCH
             UPDATE ks.t SET v = 1 WHERE pk = 0 AND ck = 0;
@@ -473,20 +473,20 @@ def test_a_batch_is_merged_before_it_is_logged(accepted: Accepted):
             DELETE v FROM ks.t WHERE pk = 0 AND ck = 1;
         APPLY BATCH"""
     )
-    assert rows(done, "ck", "v", "cdc$deleted_v") == [(0, 3, None), (1, None, True)]
+    assert rows(outcomes, "ck", "v", "cdc$deleted_v") == [(0, 3, None), (1, None, True)]
 
 
 def test_two_inserts_of_a_batch_leave_one_marker(accepted: Accepted):
     """The earlier insert's cell appears as an update at its own time."""
-    done = accepted(
+    outcomes = accepted(
         f"""CREATE TABLE ks.t (pk int PRIMARY KEY, v int, w int) WITH cdc = {{'enabled': true}};
         BEGIN BATCH
             INSERT INTO ks.t (pk, v) VALUES (0, 1) USING TIMESTAMP {NOW_US};
             INSERT INTO ks.t (pk, w) VALUES (0, 2) USING TIMESTAMP {NOW_US + 1};
         APPLY BATCH"""
     )
-    assert rows(done, "v", "w", "cdc$operation") == [(1, None, 1), (None, 2, 2)]
-    assert times(done) == [NOW_US, NOW_US + 1]
+    assert rows(outcomes, "v", "w", "cdc$operation") == [(1, None, 1), (None, 2, 2)]
+    assert times(outcomes) == [NOW_US, NOW_US + 1]
 
 
 def test_batches_write_to_several_tables(rehearsed: Rehearse):
@@ -517,11 +517,11 @@ def test_batches_write_to_several_tables(rehearsed: Rehearse):
 )
 def test_functions(accepted: Accepted, expression: str, kind: str, value: object):
     """Functions use the time at which the statement runs, and can be nested."""
-    done = accepted(
+    outcomes = accepted(
         f"""CREATE TABLE ks.t (pk int PRIMARY KEY, v {kind}) WITH cdc = {{'enabled': true}};
         INSERT INTO ks.t (pk, v) VALUES (0, {expression});"""
     )
-    assert rows(done, "v") == [(value,)]
+    assert rows(outcomes, "v") == [(value,)]
 
 
 def test_the_example_of_the_documentation(rehearsed: Rehearse):
@@ -562,22 +562,22 @@ def test_incompatible_changes(rehearsed: Rehearse, sets: str):
 
 def test_an_empty_batch_does_nothing(accepted: Accepted):
     """It is accepted and takes no timestamp from the next write."""
-    done = accepted(
+    outcomes = accepted(
         SIMPLE + "BEGIN BATCH APPLY BATCH; BEGIN UNLOGGED BATCH; APPLY BATCH; DELETE FROM ks.t WHERE pk = 0;"
     )
-    assert [outcome.rows for outcome in done[1:3]] == [[], []]
-    assert times(done) == [NOW_US]
+    assert [outcome.rows for outcome in outcomes[1:3]] == [[], []]
+    assert times(outcomes) == [NOW_US]
 
 
 def test_times_may_be_numbers(accepted: Accepted):
     """With and without quotes they mean the same (types/types.cc, timestamp_from_string, simple_date_type_impl)."""
-    done = accepted(
+    outcomes = accepted(
         """CREATE TABLE ks.t (pk int PRIMARY KEY, t timestamp, d date) WITH cdc = {'enabled': true};
         INSERT INTO ks.t (pk, t, d) VALUES (0, 1600000000000, 2147483649);
         INSERT INTO ks.t (pk, t, d) VALUES (0, '1600000000000', '2147483649');
         INSERT INTO ks.t (pk, t, d) VALUES (0, '2020-09-13T12:26:40Z', '1970-01-02');"""
     )
-    assert len(set(rows(done, "t", "d"))) == 1
+    assert len(set(rows(outcomes, "t", "d"))) == 1
 
 
 def test_tables_named_like_logs(rehearsed: Rehearse):

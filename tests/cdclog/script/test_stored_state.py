@@ -212,12 +212,12 @@ def test_a_history_in_parts_is_what_it_is_at_once(
         text = "\n".join(item.text.rstrip(";") + ";" for item in part)
         clock = Clock(whole.at_us)
         result = whole.run(parse_statements(text))
-        kept = commit_script(text, lake, clock, Settings())
+        applied = commit_script(text, lake, clock, Settings())
         if not {"all writes", "values"} & set(missing):
-            assert [item.became for item in kept.outcomes] == [item.became for item in result.outcomes]
+            assert [item.became for item in applied.outcomes] == [item.became for item in result.outcomes]
         missing = [gap.what for item in result.tables for gap in item.missing]
         assert [
             gap.what for gap in find_table_gaps(read_table_schema(lake, "ks", "t"), cdc_tables.read_table_changes(lake))
         ] == missing
-    if result.tables and kept.tables and not {"all writes", "values"} & set(missing):
-        assert kept.tables[0].base == result.tables[0].base
+    if result.tables and applied.tables and not {"all writes", "values"} & set(missing):
+        assert applied.tables[0].base == result.tables[0].base
