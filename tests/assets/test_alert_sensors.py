@@ -112,11 +112,11 @@ def test_failures_of_a_partition_are_one_alert_until_it_succeeds(
     assert message.startswith(f"run {first.run_id} of job join of p failed: no space left on /lake; free some")
     assert message.endswith("it is repeated until it succeeds")
     assert receiver.posted[0]["command"] == f"cdc-platform bootstrap --list --home {home.path}"
-    done = rehearsal.instance.create_run_for_job(
+    succeeded = rehearsal.instance.create_run_for_job(
         defs.resolve_job_def(JOIN_JOB), tags={"dagster/partition": "p"}, status=DagsterRunStatus.SUCCESS
     )
     for _ in range(2):
-        with run_context(rehearsal, done, "recovered_runs", DagsterEventType.RUN_SUCCESS) as context:
+        with run_context(rehearsal, succeeded, "recovered_runs", DagsterEventType.RUN_SUCCESS) as context:
             recovered_runs(context)
     assert received(receiver)[2:] == [(key, "resolved", "error")]
     assert "geheim" not in json.dumps(receiver.posted)

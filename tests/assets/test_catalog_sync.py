@@ -1,4 +1,4 @@
-"""The catalogue shows the tables, whichever program wrote them: partitions, events, versions and verdicts, and nothing else."""
+"""The catalogue shows what is in the tables, whichever program wrote it: partitions, events, versions and verdicts."""
 
 from __future__ import annotations
 

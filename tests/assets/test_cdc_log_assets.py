@@ -94,12 +94,14 @@ def test_a_tick_requests_changed_logs(rehearsal: Rehearsal) -> None:
     assert (list(added.partition_keys), request.partition_key) == (["ks.tabs"], "ks.tabs")
     rehearsal.instance.add_dynamic_partitions(LOGS_NAME, ["ks.tabs"])
     assert run_checks(rehearsal, tags=dict(request.tags)).success
-    done = request_log_checks(rehearsal.lake, rehearsal.instance, first.cursor)
-    repeated = request_log_checks(rehearsal.lake, rehearsal.instance, done.cursor)
-    assert (done.run_requests, repeated.run_requests, repeated.cursor) == ([], [], done.cursor)
+    unchanged = request_log_checks(rehearsal.lake, rehearsal.instance, first.cursor)
+    repeated = request_log_checks(rehearsal.lake, rehearsal.instance, unchanged.cursor)
+    assert (unchanged.run_requests, repeated.run_requests, repeated.cursor) == ([], [], unchanged.cursor)
     put(rehearsal.lake, rows_of(rehearsal.lake, "tabs"), "tabs")
     later = time.time() + 3_600
-    (second_request,) = request_log_checks(rehearsal.lake, rehearsal.instance, done.cursor, later).run_requests or []
+    (second_request,) = (
+        request_log_checks(rehearsal.lake, rehearsal.instance, unchanged.cursor, later).run_requests or []
+    )
     assert second_request.run_key != request.run_key
 
 

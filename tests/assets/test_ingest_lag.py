@@ -130,8 +130,8 @@ def test_a_failed_check_is_requested_again(rehearsal: Rehearsal, monkeypatch: py
     (repeated,) = request_lag_check(home, clock_after(2), rehearsal.instance, waiting.cursor).run_requests or []
     assert repeated.run_key != request.run_key
     rehearsal.instance.create_run_for_job(job, tags=repeated.tags, status=DagsterRunStatus.SUCCESS)
-    done = request_lag_check(home, clock_after(3), rehearsal.instance, waiting.cursor)
-    assert "reached another level" in str(done.skip_reason)
+    judged = request_lag_check(home, clock_after(3), rehearsal.instance, waiting.cursor)
+    assert "reached another level" in str(judged.skip_reason)
 
 
 def test_a_home_without_a_cluster_requests_nothing(rehearsal: Rehearsal) -> None:

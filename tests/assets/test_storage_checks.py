@@ -185,9 +185,7 @@ PARTS: dict[str, list[AssetPart]] = {}
 def differences(world: World, before: dict[Place, str]) -> dict[Place, str]:
     """Return the results whose status changed, without the plans that a run over all partitions leaves."""
     return {
-        place: status
-        for place, status in world.statuses().items()
-        if status != before.get(place) and status != "PLANNED"
+        key: status for key, status in world.statuses().items() if status != before.get(key) and status != "PLANNED"
     }
 
 
@@ -375,13 +373,13 @@ def test_damage_in_the_home_of_a_cluster_shows_on_its_assets(
 
     judge()
     before = world.statuses()
-    assert {status for place, status in before.items() if place[::2] == (asset, partition)} == {"SUCCEEDED"}
+    assert {status for key, status in before.items() if key[::2] == (asset, partition)} == {"SUCCEEDED"}
     schema = pa.schema(DeltaTable(folder).schema())
     rows = DeltaTable(folder).to_pyarrow_table().to_pylist()[:1]
     foreign = rows or [{field.name: EXAMPLES[str(field.type)] for field in schema}]
     write_deltalake(folder, pa.Table.from_pylist(foreign, schema=schema), mode="append")
     judge()
-    failed = {place for place, status in differences(world, before).items() if status == "FAILED"}
+    failed = {key for key, status in differences(world, before).items() if status == "FAILED"}
     assert failed == {(asset, str(name), partition) for name in (ROWS_AS_COMMITTED, COMMITS_KNOWN)}
 
 
