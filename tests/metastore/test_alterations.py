@@ -28,11 +28,11 @@ FIRST = TableAlteration(Microseconds(1_000), Microseconds(1_000), "0a")
 
 
 def change(
-    alteration: TableAlteration | None, ddl: str = DDL, at_us: int = 5_000, kind: str = TABLE_ALTERED, ttl: int = 60
+    alteration: TableAlteration | None, ddl: str = DDL, at_us: int = 5_000, what: str = TABLE_ALTERED, ttl: int = 60
 ) -> TableChange:
     """Return a table change whose DDL carries the observed alteration."""
     text = ddl if alteration is None else f"{ddl}\n{alteration.note()}"
-    return TableChange("shop", "t", Microseconds(at_us), kind, True, ttl, Microseconds(1_000), text)
+    return TableChange("shop", "t", Microseconds(at_us), what, True, ttl, Microseconds(1_000), text)
 
 
 LATER = replace(FIRST, at_us=Microseconds(2_000_003))
