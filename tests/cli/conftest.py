@@ -1,4 +1,4 @@
-"""A home with a ring, a waiting join and two generations that were imported, and the program on it."""
+"""A home with a ring, a queued join and two imported generations, and the program on it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOINING = {
 
 @pytest.fixture(scope="session")
 def seeded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with two nodes, a third that waits to join, and two generations; made once and only looked at."""
+    """A home with two nodes, a third that waits to join, and two generations; created once and only read."""
     folder = tmp_path_factory.mktemp("seeded")
     home = home_with_generations(folder, {ID: TIME_MS, OTHER_ID: LATER_MS}, ring=json.dumps(SNAPSHOT))
     (folder / "joining.json").write_text(json.dumps(JOINING), encoding="utf-8")
@@ -37,7 +37,7 @@ def seeded_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def cli(seeded_home: Path) -> Cli:
     """The program on the seeded home."""
 
-    def on_seeded_home(*args: str | Path, **how: Any) -> Answer:
-        return run("--home", seeded_home, *args, **how)
+    def on_seeded_home(*args: str | Path, **options: Any) -> Answer:
+        return run("--home", seeded_home, *args, **options)
 
     return on_seeded_home

@@ -38,8 +38,8 @@ UPDATE "alternator_{name}"."{name}" SET ":attrs" = ":attrs" - {{'c'}} WHERE p = 
 
 
 @pytest.mark.parametrize("name", NAMES, ids=IDS)
-def test_a_name_is_split_and_written_everywhere_alike(name: str) -> None:
-    """Full names of the table and of what is made from it, in CQL, in patterns and in Dagster's partitions."""
+def test_a_name_is_parsed_and_formatted_consistently(name: str) -> None:
+    """Full names of the table and its derived tables, in CQL, in patterns and in Dagster's partitions."""
     keyspace = f"alternator_{name}"
     assert parse_table_name(format_table_name(keyspace, name)) == (keyspace, name)
     for suffix in DERIVED:
@@ -66,13 +66,13 @@ def test_a_name_is_split_and_written_everywhere_alike(name: str) -> None:
     ],
 )
 def test_other_names_with_such_characters_are_refused(text: str) -> None:
-    """Capitals without quotes, names that do not belong together, and names that no table of Alternator has."""
+    """Refuse capitals without quotes, parts that do not belong together, and names that Alternator does not allow."""
     with pytest.raises(InputError, match="is no table"):
         parse_table_name(text)
 
 
-def test_tables_have_partitions_of_dagster(tmp_path: Path) -> None:
-    """One that Dagster refuses is left to the command, and breaks nothing for the others."""
+def test_tables_have_dagster_partitions(tmp_path: Path) -> None:
+    """A name that Dagster refuses gets no partition and does not affect the others."""
     home = open_home_location(str(tmp_path / "home"))
     cluster = registry.add_cluster(home, "prod", Connection(contacts=("a:1",)))
     with write_as(WriteSource.OBSERVED):
@@ -90,8 +90,8 @@ def test_tables_have_partitions_of_dagster(tmp_path: Path) -> None:
 @pytest.mark.long("more than a dozen commands on a home, and a copy of it")
 @pytest.mark.grid("names of Alternator tables", 3)
 @pytest.mark.parametrize("name", NAMES, ids=IDS)
-def test_commands_take_the_name(name: str, tmp_path: Path) -> None:
-    """A table of each name goes through the commands that name one, and its files through a copy of the home."""
+def test_commands_accept_the_name(name: str, tmp_path: Path) -> None:
+    """Commands accept a table of each name, and its files survive a copy of the home."""
     home = str(home_for(tmp_path, "just booted") / HOME)
     keyspace = f"alternator_{name}"
     table = format_table_name(keyspace, name)

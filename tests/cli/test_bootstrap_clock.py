@@ -1,4 +1,4 @@
-"""A clock that no generation can start after: refused before anything is made."""
+"""A clock after which no generation can start is refused before anything is created."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ NODE = {
 
 @pytest.mark.parametrize("options", [(), ("--run",)])
 def test_a_refused_clock_leaves_nothing_behind(tmp_path: Path, options: tuple[str, ...]) -> None:
-    """No home and no event in the inbox, with --run and without."""
+    """Neither a home nor an event in the inbox is created, with --run and without."""
     (tmp_path / "node.json").write_text(json.dumps(NODE))
-    where = ("--home", tmp_path / "home", "--clock", "9999-12-31T23:59:59Z")
-    answer = run(*where, "bootstrap", tmp_path / "node.json", *options)
+    global_options = ("--home", tmp_path / "home", "--clock", "9999-12-31T23:59:59Z")
+    answer = run(*global_options, "bootstrap", tmp_path / "node.json", *options)
     assert answer.exit_code == 2
     assert "set --clock back" in answer.stderr
     assert not (tmp_path / "home").exists()

@@ -1,4 +1,4 @@
-"""What is packed for whoever is asked next: everything that is told, nothing that is secret."""
+"""Incident bundles: everything that the platform reports, and no secrets."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from cdc_platform.redaction import Redactor, redact_secrets
 from cdc_platform.settings import AlertSettings, Settings, redacted_settings
 
 
-def test_it_holds_what_is_told_of_the_home(tmp_path: Path) -> None:
-    """Status, findings, versions, settings, the ends of logs; for its owner alone."""
+def test_a_bundle_has_the_reports_of_the_home(tmp_path: Path) -> None:
+    """A bundle has status, findings, versions, settings and log tails, readable only by its owner."""
     home = home_of(tmp_path, "named_by_node")
     (home / "logs").mkdir()
     (home / "logs" / "spark.log").write_text("begin\n" + "x" * 400_000 + "\nthe end, token=geheim\n", encoding="utf-8")
@@ -28,12 +28,12 @@ def test_it_holds_what_is_told_of_the_home(tmp_path: Path) -> None:
     answer = run("--home", home, "--clock", format_ms(FIRST_MS), "bundle", file, "--json")
     assert answer.exit_code == 0, answer.stderr
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
-    with tarfile.open(file) as packed:
-        files = {name: packed.extractfile(name) for name in packed.getnames()}
+    with tarfile.open(file) as archive:
+        files = {name: archive.extractfile(name) for name in archive.getnames()}
         texts = {name: file.read().decode() for name, file in files.items() if file is not None}
     assert set(texts) == set(files) == {f"incident/{name}" for name in answer.json["contents"]}
     status = json.loads(texts["incident/status.json"])
-    assert next(each["code"] for each in status["alerts"]) == "not-retrievable"
+    assert next(alert["code"] for alert in status["alerts"]) == "not-retrievable"
     assert status["generations"]["operating"]["id"] == uuid_of(FIRST_MS)
     versions = json.loads(texts["incident/versions.json"])
     assert versions["tables"]["platform.generations"] >= 0
@@ -43,8 +43,8 @@ def test_it_holds_what_is_told_of_the_home(tmp_path: Path) -> None:
     assert log.endswith("the end, token=***\n")
     assert len(log) <= 256 * 1024
     assert "geheim" not in "".join(texts.values())
-    again = run("--home", home, "bundle", file)
-    assert (again.exit_code, "already exists" in again.stderr) == (2, True)
+    second = run("--home", home, "bundle", file)
+    assert (second.exit_code, "already exists" in second.stderr) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -72,15 +72,19 @@ def test_it_holds_what_is_told_of_the_home(tmp_path: Path) -> None:
         ("seal and signature hold", "seal and signature hold"),
     ],
 )
-def test_what_is_secret_is_blotted_out(text: str, shown: str) -> None:
-    """What stands behind a word that announces it; the tokens of the ring are none."""
+def test_secrets_are_redacted(text: str, shown: str) -> None:
+    """A value after a word that announces a secret is redacted; tokens of the ring are not."""
     assert redact_secrets(text) == shown
 
 
-def test_every_text_setting_is_left_out(tmp_path: Path) -> None:
-    """Of a setting that anybody could have written only its being there is told; the others are as they are."""
+def test_every_text_setting_is_redacted(tmp_path: Path) -> None:
+    """A bundle shows only whether a text setting exists; other settings are unchanged."""
     hints = get_type_hints(Settings)
-    texts = {each.name: f"geheim-{each.name.replace('_', '-')}" for each in fields(Settings) if hints[each.name] is str}
+    texts = {
+        setting.name: f"geheim-{setting.name.replace('_', '-')}"
+        for setting in fields(Settings)
+        if hints[setting.name] is str
+    }
     assert set(texts) == {"cluster_hook", "user_header"}, "a new text setting is left out too; name it here"
     shown = redacted_settings(replace(Settings(), **dict[str, Any](texts)))
     assert {name: shown[name] for name in texts} == dict.fromkeys(texts, "***")
@@ -94,7 +98,7 @@ def test_every_text_setting_is_left_out(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["variables", "file"])
 def test_no_planted_secret_is_in_a_bundle(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A secret in every place that the platform knows, and in the logs without any word that announces it."""
+    """Secrets from every known source are redacted, also in logs without a word that announces them."""
     home = home_of(tmp_path, "named_by_node")
     planted = {
         name: f"geheim-{name}-5f0c3c5e"
@@ -140,8 +144,8 @@ def test_no_planted_secret_is_in_a_bundle(tmp_path: Path, kind: str, monkeypatch
     file = tmp_path / "incident.tar.gz"
     answer = run("--home", home, "--clock", format_ms(FIRST_MS), "bundle", file, "--json")
     assert answer.exit_code == 0, answer.stderr
-    with tarfile.open(file) as packed:
-        members = [(name, packed.extractfile(name)) for name in packed.getnames()]
+    with tarfile.open(file) as archive:
+        members = [(name, archive.extractfile(name)) for name in archive.getnames()]
         texts = {name: member.read().decode() for name, member in members if member is not None}
     everything = "\n".join([*texts, *texts.values(), answer.stdout, answer.stderr])
     for name, value in planted.items():
@@ -152,7 +156,7 @@ def test_no_planted_secret_is_in_a_bundle(tmp_path: Path, kind: str, monkeypatch
 
 
 def test_a_field_announces_a_secret_too() -> None:
-    """By its name, at any depth; a token of the ring is a number and stays."""
+    """The field's name decides, at any depth; a token of the ring is a number and stays."""
     document = {"token": "-42", "list": [{"api_key": "abc", "password": "", "n": 1}], "note abcdef-12": ["abcdef-12"]}
     assert Redactor(["abcdef-12"]).document(document) == {
         "token": "-42",

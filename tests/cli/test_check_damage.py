@@ -1,4 +1,4 @@
-"""`check` where files are damaged or missing: a line names them, and what can be judged is judged. No JVM."""
+"""`check` with damaged or missing files names them and still checks everything else. No JVM."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ def clean(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def home(clean: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Such a home of the test's own, in which generations have nothing to judge with."""
+    """A copy of such a home for one test; the start of a JVM fails."""
 
-    def started() -> None:
+    def refuse_jvm() -> None:
         raise AssertionError("a JVM was started")
 
-    monkeypatch.setattr("cdc_platform.spark.session.get_spark_session", started)
+    monkeypatch.setattr("cdc_platform.spark.session.get_spark_session", refuse_jvm)
     return shutil.copytree(clean, tmp_path / "home")
 
 
 def check(home: Path, *options: str) -> Answer:
-    """The command on the home, at a time at which everything in it is well."""
+    """Run `check` on the home at a time at which everything passes."""
     return run("--home", home, "--clock", NOW, "check", *options)
 
 
-def file_of(home: Path, table: Table) -> Path:
-    """A data file of a table."""
+def get_file(home: Path, table: Table) -> Path:
+    """Return a data file of a table."""
     return Path(next(iter(DeltaTable(home / "lake" / table.keyspace / table.name).file_uris())))
 
 
 @pytest.mark.parametrize("table", [TOPOLOGY_DESCRIPTIONS, STREAMS_DESCRIPTIONS_V2], ids=lambda table: table.name)
-def test_a_damaged_file_is_a_line_and_the_others_are_judged(home: Path, table: Table) -> None:
-    """Of generations nothing can be judged, of switches and hours everything; the exit code is 1."""
-    path = file_of(home, table)
+def test_a_damaged_file_is_reported_and_other_families_are_checked(home: Path, table: Table) -> None:
+    """No generation can be checked, but switches and hours are; the exit code is 1."""
+    path = get_file(home, table)
     path.write_bytes(path.read_bytes()[:-9])
     answer = check(home, "--json")
     assert (answer.exit_code, len(lines_of(answer))) == (1, 1), answer.stderr
-    by_hand = [line.partition(":")[2] for line in answer.stderr.splitlines() if not line.startswith("next: ")]
-    assert [line.strip()[:15] for line in by_hand] == ["observed_whole:"], answer.stderr
+    manual_lines = [line.partition(":")[2] for line in answer.stderr.splitlines() if not line.startswith("next: ")]
+    assert [line.strip()[:15] for line in manual_lines] == ["observed_whole:"], answer.stderr
     lines = {line["invariant"]: line for line in answer.rows}
     assert path.name in lines[FILES_WHOLE]["sample"]
     assert table.full_name in lines[FILES_WHOLE]["sample"]
-    said = f"not judged: depends on {table.full_name}"
-    assert [lines[name]["sample"] for name in GENERATION_FAMILY.invariants] == [said] * len(
+    reason = f"not judged: depends on {table.full_name}"
+    assert [lines[name]["sample"] for name in GENERATION_FAMILY.invariants] == [reason] * len(
         GENERATION_FAMILY.invariants
     )
     assert all(lines[name]["passed"] for family in (SWITCH_FAMILY, HOUR_FAMILY) for name in family.invariants)
@@ -73,15 +73,15 @@ def test_a_damaged_file_is_a_line_and_the_others_are_judged(home: Path, table: T
 
 
 @pytest.mark.parametrize("table", [GENERATION_SWITCHES, NODES], ids=lambda table: table.name)
-def test_a_damaged_log_of_a_table_ends_no_check(home: Path, table: Table) -> None:
-    """Whichever audit needs the table says that it was not made; each family has its lines, and one names the file."""
+def test_a_damaged_table_log_stops_no_other_check(home: Path, table: Table) -> None:
+    """Each audit that needs the table reports that it was skipped, and one finding names the file."""
     folder = home / "lake" / table.keyspace / table.name / "_delta_log"
     newest = max(folder.glob("*.json"))
     newest.write_bytes(newest.read_bytes()[:50])
     answer = check(home, "--json")
     assert (answer.exit_code, len(lines_of(answer))) == (1, 1), answer.stderr
-    by_hand = [line.partition(":")[2] for line in answer.stderr.splitlines() if not line.startswith("next: ")]
-    assert [line.strip()[:15] for line in by_hand] == ["observed_whole:"], answer.stderr
+    manual_lines = [line.partition(":")[2] for line in answer.stderr.splitlines() if not line.startswith("next: ")]
+    assert [line.strip()[:15] for line in manual_lines] == ["observed_whole:"], answer.stderr
     lines = {line["invariant"]: line for line in answer.rows}
     assert f"{table.full_name}: _delta_log/{newest.name} is damaged" in lines[FILES_WHOLE]["sample"]
     assert any(table.full_name in line["sample"] for line in answer.rows if line["invariant"] != FILES_WHOLE)
@@ -90,9 +90,9 @@ def test_a_damaged_log_of_a_table_ends_no_check(home: Path, table: Table) -> Non
     }
 
 
-def test_a_damaged_generation_is_told_when_it_is_asked_for(home: Path) -> None:
-    """One generation by its name: a line and no page of a worker's stack."""
-    path = file_of(home, STREAMS_DESCRIPTIONS_V2)
+def test_a_damaged_generation_is_reported_by_name(home: Path) -> None:
+    """A check of one generation prints a line instead of a worker's stack trace."""
+    path = get_file(home, STREAMS_DESCRIPTIONS_V2)
     path.unlink()
     time = pa.table(DeltaTable(home / "lake/system_distributed/cdc_generation_timestamps").to_pyarrow_table())["time"]
     answer = check(home, f"{time[0].as_py():%Y-%m-%dT%H:%M:%S.%fZ}")

@@ -1,4 +1,4 @@
-"""What `check` says of a home that has a part of a cluster's tables: what was not exported is unknown, not wrong."""
+"""`check` on a home with part of a cluster's tables: what was not exported is unknown, not wrong."""
 
 from __future__ import annotations
 
@@ -18,56 +18,56 @@ FILES = {
 }
 
 
-def checked(folder: Path, *names: str) -> Answer:
-    """The judgement of a home that these files were imported into."""
+def check_import(folder: Path, *names: str) -> Answer:
+    """Return the results of `check` for a home with these imported files."""
     paths = []
     for name in names:
         (folder / name).write_text(FILES[name], newline="")
         paths.append(folder / name)
-    at = ("--home", folder / "home", "--clock", "2026-02-01T00:00:00Z")
-    assert run(*at, "import", *paths).exit_code == 0
-    return run(*at, "check", "--json")
+    options = ("--home", folder / "home", "--clock", "2026-02-01T00:00:00Z")
+    assert run(*options, "import", *paths).exit_code == 0
+    return run(*options, "check", "--json")
 
 
-def judged(answer: Answer, passed: bool | None) -> set[str]:
-    """The invariants of which this was said."""
+def get_invariants(answer: Answer, passed: bool | None) -> set[str]:
+    """Return the invariants with this result."""
     return {line["invariant"] for line in answer.rows if line["passed"] is passed}
 
 
-def test_what_clients_read_is_sound_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Four invariants are not judged; they are no failures, also not for `status`, and a table says so."""
+def test_tables_for_clients_pass_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four invariants are not checked and count as no failure, also in `status`; the text output reports them."""
     monkeypatch.setenv("COLUMNS", "160")
-    answer = checked(tmp_path, "t.csv", "s.csv")
-    assert (answer.exit_code, judged(answer, False)) == (0, set())
-    assert judged(answer, None) == OF_THE_RING | OF_DESCRIPTIONS
+    answer = check_import(tmp_path, "t.csv", "s.csv")
+    assert (answer.exit_code, get_invariants(answer, False)) == (0, set())
+    assert get_invariants(answer, None) == OF_THE_RING | OF_DESCRIPTIONS
     assert answer.stderr == ""
     for words in (("check",), ("check", "latest")):
-        shown = run("--home", tmp_path / "home", *words)
-        assert (shown.exit_code, "\n4 not checked, because" in shown.stdout) == (0, True)
+        printed = run("--home", tmp_path / "home", *words)
+        assert (printed.exit_code, "\n4 not checked, because" in printed.stdout) == (0, True)
     status = run("--home", tmp_path / "home", "status", "--json")
     assert status.json["errors"] == 0
 
 
-def test_an_invariant_is_judged_as_soon_as_its_tables_are_there(tmp_path: Path) -> None:
-    """The ring alone is missing then."""
-    answer = checked(tmp_path, "t.csv", "s.csv", "v2.csv")
-    assert (answer.exit_code, judged(answer, False), judged(answer, None)) == (0, set(), OF_THE_RING)
+def test_an_invariant_is_checked_once_its_tables_exist(tmp_path: Path) -> None:
+    """With the descriptions imported, only the ring is missing."""
+    answer = check_import(tmp_path, "t.csv", "s.csv", "v2.csv")
+    assert (answer.exit_code, get_invariants(answer, False), get_invariants(answer, None)) == (0, set(), OF_THE_RING)
 
 
-def test_a_table_that_was_exported_without_rows_is_not_unknown(tmp_path: Path) -> None:
-    """It is known to hold nothing, which is wrong beside streams that clients see."""
-    answer = checked(tmp_path, "t.csv", "s.csv", "no v2.csv")
+def test_a_table_exported_without_rows_is_known_empty(tmp_path: Path) -> None:
+    """An empty table is wrong if clients see streams."""
+    answer = check_import(tmp_path, "t.csv", "s.csv", "no v2.csv")
     assert answer.exit_code == 1
-    assert "row_count" in judged(answer, False)
+    assert "row_count" in get_invariants(answer, False)
 
 
 @pytest.mark.parametrize("lost", ["s.csv", "t.csv"])
-def test_wrong_rows_are_wrong_whatever_was_exported(tmp_path: Path, lost: str) -> None:
-    """A part that is unknown hides no violation."""
+def test_an_incomplete_export_hides_no_violation(tmp_path: Path, lost: str) -> None:
+    """A missing table hides no violation in the others."""
     names = ["t.csv", "s.csv"]
     for name in names:
         (tmp_path / name).write_text(FILES[name], newline="")
-    at = ("--home", tmp_path / "home")
-    kept = [tmp_path / name for name in names if name != lost]
-    assert run(*at, "import", "--allow-incomplete", *kept).exit_code == 0
-    assert run(*at, "check").exit_code == 1
+    options = ("--home", tmp_path / "home")
+    imported = [tmp_path / name for name in names if name != lost]
+    assert run(*options, "import", "--allow-incomplete", *imported).exit_code == 0
+    assert run(*options, "check").exit_code == 1

@@ -1,4 +1,4 @@
-"""Commands inside messages name the home that the program was given, so that they can be pasted as they stand."""
+"""Commands in messages name the given home, so that a user can paste them unchanged."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ from cdc_platform.cli.command_hints import add_home_option
     ],
 )
 def test_a_command_in_a_text_gets_the_home(text: str, expected: str) -> None:
-    """Each command of the program that names no home gets the option, quoted for a shell; other text stays."""
+    """Each command of the program without a home gets the option, quoted for a shell; other text is unchanged."""
     assert add_home_option(text, "/a b") == expected
 
 
 def test_without_the_option_nothing_is_added() -> None:
-    """A user who relies on the environment or the default home goes on relying on it."""
+    """A user who relies on the environment or the default home can continue to do so."""
     assert add_home_option("run: cdc-platform check", None) == "run: cdc-platform check"
 
 
 def test_commands_on_clusters_run_in_the_home_that_registers_them() -> None:
-    """In the mirror of a cluster `observe` names the home around it, and `check` the mirror itself."""
+    """In a cluster's mirror, `observe` names the registering home, and `check` the mirror itself."""
     mirror = "/srv/home/clusters/prod"
     assert add_home_option("cdc-platform observe prod", mirror) == "cdc-platform --home /srv/home observe prod"
     assert (
@@ -66,7 +66,7 @@ def test_commands_on_clusters_run_in_the_home_that_registers_them() -> None:
 def test_every_printed_command_names_the_home(
     tmp_path: Path, home_name: str, words: tuple[str, ...], code: int
 ) -> None:
-    """Results, `next:` lines, warnings and errors alike: each command in them stands with the home."""
+    """Each command in results, `next:` lines, warnings and errors includes the home."""
     home = home_for(tmp_path, home_name) / HOME
     answer = run("--home", home, *words)
     assert answer.exit_code == code, answer

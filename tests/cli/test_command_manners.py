@@ -1,4 +1,4 @@
-"""The manners of the command line: what it leaves when it is refused, interrupted, or nobody listens any more."""
+"""The behaviour of the command line after a refusal, an interrupt, or a closed output."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ PROGRAM = [sys.executable, "-m", "cdc_platform"]
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three generations, only looked at."""
+    """A home with three generations that tests only read."""
     return home_of(tmp_path_factory.mktemp("hands"), "three")
 
 
 def test_a_refused_import_leaves_no_home(tmp_path: Path) -> None:
-    """Nothing where nothing was; a home that was there stays, whatever is refused."""
+    """A refused import creates no home and leaves an existing home."""
     text = streams_csv({TIME_MS: generation(ID)})
     (tmp_path / "streams.csv").write_text(text[: len(text) // 2], encoding="utf-8", newline="")
     (tmp_path / "times.csv").write_text(timestamps_csv({TIME_MS: None}), encoding="utf-8", newline="")
@@ -41,20 +41,20 @@ def test_a_refused_import_leaves_no_home(tmp_path: Path) -> None:
 
 
 def test_a_refused_table_leaves_no_home(tmp_path: Path) -> None:
-    """A log that was created after now is none; the folder of the home was not there and is not there."""
+    """A log created in the future is refused, and no folder is created."""
     made_later = ("tables", "add", "ks.t", "--ttl", "1", "--created-at", "2026-02-01T00:00:00Z")
     answer = run("--home", tmp_path / "home", "--clock", "2026-01-31T12:00:00Z", *made_later)
     assert (answer.exit_code, (tmp_path / "home").exists()) == (2, False)
 
 
-def test_that_no_table_has_a_log_can_be_said(tmp_path: Path) -> None:
-    """Then expiry asks no more and marks what is old; with a table that has a log it is refused."""
+def test_a_home_can_declare_that_no_table_has_a_log(tmp_path: Path) -> None:
+    """Afterwards expiry marks old generations; with a logged table the declaration is refused."""
     home = tmp_path / "home"
     times, streams = tmp_path / "times.csv", tmp_path / "streams.csv"
     later = TIME_MS + DAY_MS
-    made = {TIME_MS: generation(ID), later: generation("22222222-2222-4222-8222-222222222222")}
-    times.write_text(timestamps_csv(dict.fromkeys(made)), encoding="utf-8", newline="")
-    streams.write_text(streams_csv(made), encoding="utf-8", newline="")
+    generations_by_time = {TIME_MS: generation(ID), later: generation("22222222-2222-4222-8222-222222222222")}
+    times.write_text(timestamps_csv(dict.fromkeys(generations_by_time)), encoding="utf-8", newline="")
+    streams.write_text(streams_csv(generations_by_time), encoding="utf-8", newline="")
     assert run("--home", home, "import", times, streams).exit_code == 0
 
     def planned() -> list[tuple[str, list[str]]]:
@@ -73,7 +73,7 @@ def test_that_no_table_has_a_log_can_be_said(tmp_path: Path) -> None:
 
 
 def test_log_reads_standard_input_and_names_what_it_read(three: Path, tmp_path: Path) -> None:
-    """`-` is standard input; a wrong statement is told with the file that has it."""
+    """`-` is standard input; the message for a wrong statement names its file."""
     clock = ("--home", three, "--clock", format_ms(THIRD_MS))
     text = f"{DDL.replace('ks.t', 'ks.u')} INSERT INTO ks.u (p, k, v) VALUES (7, 1, 1);"
     answer = run(*clock, "cql", "run", "-", "--json", stdin=text)
@@ -89,7 +89,7 @@ def test_log_reads_standard_input_and_names_what_it_read(three: Path, tmp_path: 
 
 
 def test_an_interrupt_is_one_line_and_130(three: Path) -> None:
-    """Ctrl-C while it waits for its input."""
+    """Ctrl-C while the program reads its input prints one line."""
     command = [*PROGRAM, "--home", str(three), "--clock", format_ms(THIRD_MS), "-v", "cql", "run", "-"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdin is not None
@@ -103,29 +103,29 @@ def _until_it_reads(process: subprocess.Popen[bytes]) -> None:
     """Wait until a process sleeps in a read of its standard input."""
     while True:
         assert process.poll() is None
-        called = Path(f"/proc/{process.pid}/syscall").read_text(encoding="utf-8").split()
-        if called[:2] == ["0", "0x0"]:
+        system_call = Path(f"/proc/{process.pid}/syscall").read_text(encoding="utf-8").split()
+        if system_call[:2] == ["0", "0x0"]:
             return
 
 
 @pytest.mark.parametrize(
     "command", [["generations"], ["generations", "--json"], ["streams", "latest", "--json"], ["status"]]
 )
-def test_a_reader_that_leaves_is_no_defect(three: Path, command: list[str]) -> None:
-    """The pipe is closed before anything is written, or there is no standard output at all."""
+def test_a_closed_output_is_no_error(three: Path, command: list[str]) -> None:
+    """The pipe is closed before any output, or standard output does not exist."""
     whole = [*PROGRAM, "--home", str(three), "--clock", format_ms(THIRD_MS), *command]
     read, write = os.pipe()
     os.close(read)
-    left = subprocess.run(whole, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
+    broken_pipe = subprocess.run(whole, stdout=write, stderr=subprocess.PIPE, text=True, check=False)
     os.close(write)
-    assert (left.returncode, left.stderr) == (0, "")
+    assert (broken_pipe.returncode, broken_pipe.stderr) == (0, "")
     closed = subprocess.run(["sh", "-c", 'exec "$@" >&-', "sh", *whole], stderr=subprocess.PIPE, text=True, check=False)
     assert (closed.returncode, closed.stderr) == (0, "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may run a program as somebody else")
-def test_a_home_of_somebody_else_can_be_looked_at(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """As a user who may read it and not write: every look answers as its owner's does, and nothing is written."""
+def test_a_read_only_home_can_be_read(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A user without write permission gets the owner's answers, and nothing is written."""
     home = home_of(tmp_path_factory.mktemp("foreign"), "three")
     assert run("--home", home, "ring").exit_code == 0
     for folder in (home, *home.parents):
@@ -133,7 +133,7 @@ def test_a_home_of_somebody_else_can_be_looked_at(tmp_path_factory: pytest.TempP
             folder.chmod(folder.stat().st_mode | 0o055)
     for path in home.rglob("*"):
         path.chmod(0o555 if path.is_dir() else 0o444)
-    # The interpreter may be root's alone: all that is loaded is loaded before.
+    # The interpreter may be readable by root alone, so every module is loaded before.
     code = (
         "import contextlib, io, os, sys\n"
         "import cdc_platform.lifecycle.tablets, cdc_platform.delta.locks\n"
@@ -145,21 +145,21 @@ def test_a_home_of_somebody_else_can_be_looked_at(tmp_path_factory: pytest.TempP
         "os.setgroups([]), os.setgid(65534), os.setuid(65534)\n"
         "program.main(sys.argv[1:])"
     )
-    tried = {("generations", "--json"): 0, ("status", "--json"): 0, ("tables", "drop", "ks.t"): 2}
-    for command, exit_code in tried.items():
+    commands = {("generations", "--json"): 0, ("status", "--json"): 0, ("tables", "drop", "ks.t"): 2}
+    for command, exit_code in commands.items():
         words = ["--home", str(home), "--clock", format_ms(THIRD_MS), *command]
-        theirs = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
-        assert theirs.returncode == exit_code, theirs.stderr
+        other_user = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, check=False)
+        assert other_user.returncode == exit_code, other_user.stderr
         if not exit_code:
-            assert theirs.stdout == run(*words).stdout
+            assert other_user.stdout == run(*words).stdout
         else:
-            assert theirs.stderr.startswith("error: ")
-            assert theirs.stderr.count("\n") == 1
+            assert other_user.stderr.startswith("error: ")
+            assert other_user.stderr.count("\n") == 1
 
 
-def test_the_clock_rules_every_age(three: Path) -> None:
-    """`status` at two times of a stopped clock tells the same home at two ages."""
+def test_the_clock_decides_every_age(three: Path) -> None:
+    """`status` with two stopped clocks reports the home at two ages."""
     for at_ms, operating in ((FIRST_MS, FIRST_MS), (THIRD_MS, THIRD_MS)):
-        told = run("--home", three, "--clock", format_ms(at_ms), "status", "--json").json
-        assert told["generations"]["operating"]["time"] == format_ms(operating)
-        assert told["now"] == format_ms(at_ms)
+        result = run("--home", three, "--clock", format_ms(at_ms), "status", "--json").json
+        assert result["generations"]["operating"]["time"] == format_ms(operating)
+        assert result["now"] == format_ms(at_ms)

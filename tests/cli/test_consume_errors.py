@@ -1,4 +1,4 @@
-"""Bad input to `consume`: one clear line, exit code 2, and nothing is changed."""
+"""Invalid input to `consume`: one clear line, exit code 2, and no change."""
 
 from __future__ import annotations
 
@@ -23,5 +23,5 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bad_input_is_refused(case: Case, seeded_home: Path, tmp_path: Path) -> None:
-    """What cannot be consumed is said in one line."""
+    """The message says in one line why the table cannot be consumed."""
     assert_refused(case, seeded_home, tmp_path)

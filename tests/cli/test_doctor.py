@@ -1,4 +1,4 @@
-"""What `doctor` says of a fit machine, and of one that lacks something; the lack is made by hand."""
+"""The output of `doctor` on a sound machine, and on one with a simulated deficiency."""
 
 from __future__ import annotations
 
@@ -18,43 +18,43 @@ CHECKS = ["Python", "packages", "Java", "JARs", "home", "free disk", "memory"]
 
 
 def run(home: Path, *arguments: str) -> Result:
-    """`cdc-platform doctor` on a home."""
+    """Run `cdc-platform doctor` on a home."""
     return CliRunner().invoke(program, ["--home", str(home), "doctor", *arguments])
 
 
-def found(home: Path) -> dict[str, PreflightResult]:
-    """The findings by name."""
+def find_results(home: Path) -> dict[str, PreflightResult]:
+    """Return the results by name."""
     return {finding.check: finding for finding in check_machine(home)}
 
 
-def test_a_fit_machine_has_a_tick_at_everything(tmp_path: Path) -> None:
-    """The machine that runs these tests has all that is needed, so doctor says so and ends with 0."""
+def test_a_sound_machine_passes_every_check(tmp_path: Path) -> None:
+    """The machine that runs these tests passes every check, and the exit code is 0."""
     answer = run(tmp_path / "home")
     assert answer.exit_code == 0, answer.output
     assert [line.split()[0] for line in answer.stdout.splitlines()] == ["✓"] * len(CHECKS)
 
 
 def test_json_has_every_check_once(tmp_path: Path) -> None:
-    """A program reads the same findings as one document."""
+    """The JSON has the results as one document."""
     document = json.loads(run(tmp_path / "home", "--json").stdout)["checks"]
     assert [entry["check"] for entry in document] == CHECKS
     assert all(entry["ok"] and entry["remedy"] is None and entry["message"] for entry in document)
 
 
-def test_looking_makes_no_home(tmp_path: Path) -> None:
-    """Doctor looks, and leaves nothing behind."""
+def test_doctor_creates_no_home(tmp_path: Path) -> None:
+    """Doctor only reads."""
     run(tmp_path / "home")
     assert list(tmp_path.iterdir()) == []
 
 
 def test_an_existing_home_is_opened(tmp_path: Path) -> None:
-    """A home that is there is named with the policy that it sets."""
+    """The message for an existing home names its acceptance policy."""
     open_home_location(tmp_path).path.joinpath("settings.toml").write_text('policy = "recent-past"\n', encoding="utf-8")
-    assert found(tmp_path)["home"].message.endswith("acceptance policy recent-past")
+    assert find_results(tmp_path)["home"].message.endswith("acceptance policy recent-past")
 
 
-def test_missing_java_is_named_with_its_mend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without Java there is one line on how to get it, and the exit code is 1."""
+def test_missing_java_is_reported_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without Java one line has the remedy, and the exit code is 1."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = run(tmp_path / "home")
@@ -67,46 +67,48 @@ def test_missing_java_is_named_with_its_mend(tmp_path: Path, monkeypatch: pytest
 
 
 def test_old_java_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spark 4 does not run on Java 11, and doctor says so before Spark does."""
-    java = tmp_path / "bin" / "java"
-    java.parent.mkdir()
-    java.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n", encoding="utf-8")
-    java.chmod(0o755)
+    """Spark 4 does not run on Java 11, and doctor reports it before Spark does."""
+    java_program = tmp_path / "bin" / "java"
+    java_program.parent.mkdir()
+    java_program.write_text("#!/bin/sh\necho 'openjdk version \"11.0.2\"' >&2\n", encoding="utf-8")
+    java_program.chmod(0o755)
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    finding = found(tmp_path / "home")["Java"]
+    finding = find_results(tmp_path / "home")["Java"]
     assert not finding.ok
     assert "version 11" in (finding.remedy or "")
 
 
 def test_other_package_versions_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A package that was upgraded by hand is named with the version that the code expects."""
-    real = module.metadata.version
-    monkeypatch.setattr(module.metadata, "version", lambda name: "9.9.9" if name == "deltalake" else real(name))
-    finding = found(tmp_path)["packages"]
+    """The message has the installed version of a package and the expected one."""
+    installed_version = module.metadata.version
+    monkeypatch.setattr(
+        module.metadata, "version", lambda name: "9.9.9" if name == "deltalake" else installed_version(name)
+    )
+    finding = find_results(tmp_path)["packages"]
     assert not finding.ok
     assert finding.message == "deltalake is 9.9.9, expected ==1.6.6"
     assert finding.remedy is not None
     assert "make .venv" in finding.remedy
 
 
-def test_jars_that_are_not_there_yet_are_no_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a new machine the first start of Spark fetches the JARs; doctor says so."""
+def test_jars_to_be_fetched_are_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a new machine the first start of Spark fetches the JARs, and doctor says so."""
     monkeypatch.setenv("CDC_PLATFORM_CACHE", str(tmp_path / "cache"))
-    finding = found(tmp_path)["JARs"]
+    finding = find_results(tmp_path)["JARs"]
     assert finding.ok
     assert "2 of 2 to be fetched" in finding.message
     assert not (tmp_path / "cache").exists()
 
 
 def test_a_damaged_jar_counts_as_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A JAR with other content than the pinned one is not taken for it."""
+    """A JAR whose content differs from the pinned one counts as missing."""
     from cdc_platform.spark import DELTA_JARS
 
     monkeypatch.setenv("CDC_PLATFORM_CACHE", str(tmp_path))
     (tmp_path / "jars").mkdir()
     for jar in DELTA_JARS:
         (tmp_path / "jars" / jar.file_name).write_bytes(b"cut off")
-    assert "2 of 2 to be fetched" in found(tmp_path)["JARs"].message
+    assert "2 of 2 to be fetched" in find_results(tmp_path)["JARs"].message
 
 
 @pytest.mark.parametrize(
@@ -114,28 +116,28 @@ def test_a_damaged_jar_counts_as_missing(tmp_path: Path, monkeypatch: pytest.Mon
     [('{"layout": 999}', "written by a newer version"), ("{", "damaged")],
     ids=["newer", "damaged"],
 )
-def test_a_home_that_cannot_be_used_is_mended_elsewhere(tmp_path: Path, marker: str, told: str) -> None:
-    """A home of a newer version, or a damaged one, is refused with the way out."""
+def test_an_unusable_home_is_reported_with_a_remedy(tmp_path: Path, marker: str, told: str) -> None:
+    """A home of a newer version, or a damaged one, is refused with a remedy."""
     (tmp_path / "platform.json").write_text(marker, encoding="utf-8")
-    finding = found(tmp_path)["home"]
+    finding = find_results(tmp_path)["home"]
     assert not finding.ok
     assert told in (finding.remedy or "")
     assert "--home" in (finding.remedy or "")
 
 
-def test_wrong_settings_are_named(tmp_path: Path) -> None:
-    """Settings that no command would take are found before a command meets them."""
+def test_invalid_settings_are_named(tmp_path: Path) -> None:
+    """Doctor finds settings that every command would refuse."""
     open_home_location(tmp_path).path.joinpath("settings.toml").write_text("ring_delay_ms = -1\n", encoding="utf-8")
-    finding = found(tmp_path)["home"]
+    finding = find_results(tmp_path)["home"]
     assert not finding.ok
     assert "ring_delay_ms" in (finding.remedy or "")
 
 
 def test_too_little_disk_and_memory_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is there is told beside what is needed."""
+    """The message names the available and the required amount."""
     monkeypatch.setattr(module, "MIN_FREE_DISK", 1 << 60)
     monkeypatch.setattr(module, "MIN_MEMORY", 1 << 60)
-    findings = found(tmp_path)
+    findings = find_results(tmp_path)
     for check in ("free disk", "memory"):
         assert not findings[check].ok
         assert "are needed" in findings[check].message

@@ -1,4 +1,4 @@
-"""From a generation to the commits and the run that made it, and back from a run: by the command `history`."""
+"""The command `history`: from a generation to its commits and its run, and back from the run."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ RUN = "2f9c2f6e-2b5e-4e0c-9d1c-9c1f3f0a7c11"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """Two nodes, of which a run of Dagster lets the first join."""
+    """A home with two queued nodes, the first of which joined in a Dagster run."""
     lake = Lake(tmp_path / "home" / "lake")
     for number in (1, 2):
         with commit_as(CommitAuthor("a test", "queueing")):
             inbox.queue_join(lake, NOON, parse_join_request(node_text(number), "a test"))
     first = GenerationKeys.read(lake).joins[0].generation_id
     with commit_as(CommitAuthor("Dagster", "join", RUN)):
-        run_join(_nobody(), lake, NOON, Settings(), first)
+        run_join(_refuse_spark(), lake, NOON, Settings(), first)
     return tmp_path / "home"
 
 
-def _nobody() -> TaskRunner:
+def _refuse_spark() -> TaskRunner:
     def refuse() -> NoReturn:
         raise AssertionError("a small join needs no Spark")
 
@@ -44,30 +44,32 @@ def _nobody() -> TaskRunner:
 
 
 def test_a_generation_leads_to_its_run_and_back(home: Path) -> None:
-    """Each row of a generation names commit and run; the run names the same commits; no other generation is told."""
+    """Each row of a generation names its commit and run; the run lists those commits, and no other generation."""
     first, second = GenerationKeys.read(Lake(home / "lake")).joins
-    told = run("--home", home, "history", first.key, "--json").rows
-    assert told == run("--home", home, "history", first.generation_id[:8], "--json").rows
-    assert told == run("--home", home, "history", first.generation_id.upper(), "--json").rows
-    written = {row["table"]: row for row in told}
+    rows = run("--home", home, "history", first.key, "--json").rows
+    assert rows == run("--home", home, "history", first.generation_id[:8], "--json").rows
+    assert rows == run("--home", home, "history", first.generation_id.upper(), "--json").rows
+    written = {row["table"]: row for row in rows}
     assert written[BOOTSTRAP_EVENTS.full_name]["by"] == "a test queueing"
     assert written[BOOTSTRAP_EVENTS.full_name]["rows"] == 1
-    mine = {(row["table"], row["version"]) for row in told if row["run"] == RUN}
-    assert GENERATION_TIMESTAMPS.full_name in {table for table, _ in mine}
-    back = {(row["table"], row["version"]) for row in run("--home", home, "history", "--run", RUN, "--json").rows}
-    assert mine <= back
-    waits = run("--home", home, "history", second.key, "--json").rows
-    assert [(row["table"], row["run"]) for row in waits] == [(BOOTSTRAP_EVENTS.full_name, None)]
+    commits_of_run = {(row["table"], row["version"]) for row in rows if row["run"] == RUN}
+    assert GENERATION_TIMESTAMPS.full_name in {table for table, _ in commits_of_run}
+    listed_by_run = {
+        (row["table"], row["version"]) for row in run("--home", home, "history", "--run", RUN, "--json").rows
+    }
+    assert commits_of_run <= listed_by_run
+    queued_rows = run("--home", home, "history", second.key, "--json").rows
+    assert [(row["table"], row["run"]) for row in queued_rows] == [(BOOTSTRAP_EVENTS.full_name, None)]
     assert first.key in run("--home", home, "history", first.key).stdout
 
 
 def test_a_withdrawn_generation_has_its_history(home: Path) -> None:
-    """What was taken back is told of: when it was queued, and when withdrawn."""
+    """The history of a withdrawn generation has its queueing and its withdrawal."""
     lake = Lake(home / "lake")
     second = GenerationKeys.read(lake).joins[1]
     inbox.withdraw_event(lake, NOON, inbox.read_pending_events(lake)[0].event_id)
-    told = run("--home", home, "history", second.key, "--json").rows
-    assert [row["rows"] for row in told] == [1, 1]
+    rows = run("--home", home, "history", second.key, "--json").rows
+    assert [row["rows"] for row in rows] == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -80,8 +82,8 @@ def test_a_withdrawn_generation_has_its_history(home: Path) -> None:
         ([], "name one of: a GENERATION"),
     ],
 )
-def test_what_nobody_knows_is_refused(home: Path, asked: list[str], says: str) -> None:
-    """A name that is none, and a run that wrote nothing here, are wrong requests in one line."""
+def test_unknown_names_are_refused(home: Path, asked: list[str], says: str) -> None:
+    """An invalid name, and a run without a commit here, are refused in one line."""
     answer = run("--home", home, "history", *asked)
     assert answer.exit_code == 2
     assert says in answer.stderr

@@ -1,4 +1,4 @@
-"""Bad input: all of it is checked first; each gets one clear line and exit code 2, and changes nothing."""
+"""Invalid input is checked completely first; each error gets one clear line and exit code 2, and changes nothing."""
 
 from __future__ import annotations
 
@@ -47,40 +47,40 @@ _DROPPED = object()
 
 
 def bootstrap(name: str, says: str, **changes: object) -> Case:
-    """A bootstrap file with some fields changed or dropped."""
+    """Return a case with a bootstrap file with some fields changed or dropped."""
     fields = {key: value for key, value in (NODE | changes).items() if value is not _DROPPED}
     return bootstrap_text(name, says, json.dumps(fields))
 
 
 def bootstrap_text(name: str, says: str, text: str | bytes) -> Case:
-    """A bootstrap file with this text."""
+    """Return a case with a bootstrap file of this text."""
     return Case(f"bootstrap: {name}", ("bootstrap", "{dir}/node.json"), says, {"node.json": text})
 
 
 def snapshot(name: str, says: str, *nodes: object, options: tuple[str, ...] = ()) -> Case:
-    """A ring snapshot of these nodes."""
+    """Return a case with a ring snapshot of these nodes."""
     files = {"ring.json": json.dumps(list(nodes))}
     return Case(f"snapshot: {name}", ("import", "{dir}/ring.json", *options), says, files)
 
 
 def export(name: str, says: str, *texts: str | bytes, options: tuple[str, ...] = ()) -> Case:
-    """Export files with these texts."""
+    """Return a case with export files of these texts."""
     files = {f"{number}.csv": text for number, text in enumerate(texts)}
     return Case(f"export: {name}", ("import", *(f"{{dir}}/{file}" for file in files), *options), says, files)
 
 
 def streams(*lines: str) -> str:
-    """cdc_streams_descriptions_v2 with these lines."""
+    """Return cdc_streams_descriptions_v2 with these lines."""
     return "".join(f"{line}\r\n" for line in ("time,range_end,streams", *lines))
 
 
 def times(*lines: str) -> str:
-    """cdc_generation_timestamps with these lines."""
+    """Return cdc_generation_timestamps with these lines."""
     return "".join(f"{line}\r\n" for line in ("key,time,expired", *lines))
 
 
 def v2(*lines: str) -> str:
-    """cdc_generation_descriptions_v2 with these lines."""
+    """Return cdc_generation_descriptions_v2 with these lines."""
     return "".join(f"{line}\r\n" for line in ("id,range_end,ignore_msb,num_ranges,streams", *lines))
 
 
@@ -193,8 +193,8 @@ RANGE = (
 )
 
 
-def topology(**changed: object) -> str:
-    """An export of system.topology with one node, of which fields are otherwise."""
+def topology(**changes: object) -> str:
+    """Return an export of system.topology with one node, some of whose fields are changed."""
     row = {
         "key": "topology",
         "host_id": ID,
@@ -203,7 +203,7 @@ def topology(**changed: object) -> str:
         "shard_count": 4,
         "ignore_msb": 12,
     }
-    row |= {"transition_state": "", **changed}
+    row |= {"transition_state": "", **changes}
     return f"{','.join(row)}\n{','.join(map(str, row.values()))}\n"
 
 
@@ -372,19 +372,19 @@ CASES = [*BOOTSTRAP, *SNAPSHOTS, *EXPORTS, *ARGUMENTS]
 
 
 def test_there_are_at_least_sixty_cases() -> None:
-    """The table does not shrink unnoticed, and no case is there twice."""
+    """The number of cases does not decrease unnoticed, and no name is duplicated."""
     assert len({case.name for case in CASES}) == len(CASES) >= 60
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bad_input_gets_one_line_and_changes_nothing(case: Case, seeded_home: Path, tmp_path: Path) -> None:
-    """Exit code 2, one line on standard error, nothing on standard output, and the home byte for byte as before."""
+    """Exit code 2, one line on standard error, no standard output, and a home with unchanged bytes."""
     assert_refused(case, seeded_home, tmp_path)
 
 
 @pytest.mark.parametrize("case", [*BOOTSTRAP[:3], SNAPSHOTS[0], EXPORTS[0], EXPORTS[-1]], ids=lambda case: case.name)
-def test_a_bad_file_makes_no_home(case: Case, tmp_path: Path) -> None:
-    """Files are read before a home is made for what is in them."""
+def test_an_invalid_file_creates_no_home(case: Case, tmp_path: Path) -> None:
+    """Files are read before a home is created for them."""
     home = tmp_path / "new"
     result = CliRunner().invoke(program, ["--home", str(home), *given(case, tmp_path)])
     assert result.exit_code == 2
@@ -412,8 +412,8 @@ GOOD_FILES = {"node.json": json.dumps(NODE), "times.csv": timestamps_csv({NEW_MS
 
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("state", HOMES)
-def test_a_home_that_cannot_be_used_is_left_alone(state: str, command: str, tmp_path: Path) -> None:
-    """Every command looks at the home's marker before it touches anything."""
+def test_an_unusable_home_is_left_unchanged(state: str, command: str, tmp_path: Path) -> None:
+    """Every command reads the home's marker before anything else."""
     marker, says = HOMES[state]
     home = tmp_path / "home"
     home.mkdir()
@@ -426,8 +426,8 @@ def test_a_home_that_cannot_be_used_is_left_alone(state: str, command: str, tmp_
 
 
 @pytest.mark.parametrize("command", ["bootstrap", "import"])
-def test_a_home_that_cannot_be_made_is_named(command: str, tmp_path: Path) -> None:
-    """Where no folder can be made the message says so and how to choose another."""
+def test_a_home_that_cannot_be_created_is_named(command: str, tmp_path: Path) -> None:
+    """If no folder can be created, the message says so and how to choose another."""
     (tmp_path / "file").write_text("")
     case = Case(command, COMMANDS[command], "choose another with --home or CDC_PLATFORM_HOME", GOOD_FILES)
     result = CliRunner().invoke(program, ["--home", str(tmp_path / "file" / "home"), *given(case, tmp_path)])
@@ -437,7 +437,7 @@ def test_a_home_that_cannot_be_made_is_named(command: str, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("unfit", list("[]{}%#?*\\"))
 def test_a_home_with_an_unfit_path_is_refused(unfit: str, tmp_path: Path) -> None:
-    """Characters that Spark would take for a pattern and Delta for an escape are refused before anything is made."""
+    """Characters that are a pattern in Spark or an escape in Delta are refused before anything is created."""
     result = CliRunner().invoke(
         program, ["--home", str(tmp_path / f"my{unfit}home"), "import", given(IMPORT, tmp_path)[1]]
     )
@@ -448,7 +448,7 @@ def test_a_home_with_an_unfit_path_is_refused(unfit: str, tmp_path: Path) -> Non
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
 def test_a_home_without_permission_is_named(tmp_path: Path) -> None:
-    """A home that may not be written can be looked at; who would write, or may not even look, is refused."""
+    """A home without write permission can be read; a write, or a read without permission, is refused."""
     home = tmp_path / "home"
     home.mkdir(mode=0o500)
     assert CliRunner().invoke(program, ["--home", str(home), "ring"]).exit_code == 0
@@ -463,16 +463,16 @@ def test_a_home_without_permission_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", [name for name in COMMANDS if name not in ("bootstrap", "import")])
-def test_looking_at_no_home_makes_none(command: str, tmp_path: Path) -> None:
-    """A home that was mistyped is said to be missing, and is not made."""
+def test_reading_a_missing_home_creates_none(command: str, tmp_path: Path) -> None:
+    """A mistyped home is reported as missing and not created."""
     result = CliRunner().invoke(program, ["--home", str(tmp_path / "typo"), *COMMANDS[command]])
     assert result.exit_code == 2
     assert_one_line(result.stderr, "does not exist")
     assert not (tmp_path / "typo").exists()
 
 
-def test_settings_that_are_wrong_are_named(seeded_home: Path, tmp_path: Path) -> None:
-    """A wrong setting is found by the command that needs it."""
+def test_invalid_settings_are_named(seeded_home: Path, tmp_path: Path) -> None:
+    """A command that needs an invalid setting reports it."""
     home = tmp_path / "home"
     assert CliRunner().invoke(program, ["--home", str(home), "import", given(IMPORT, tmp_path)[1]]).exit_code == 0
     (home / "settings.toml").write_text("ring_delay_ms = -1\n")
@@ -485,8 +485,8 @@ IMPORT = Case("import", COMMANDS["import"], "", GOOD_FILES)
 
 
 @pytest.mark.parametrize("text", [b"\xff\xfe", b"", b"[]", b"{"])
-def test_standard_input_is_checked_as_a_file_is(text: bytes, seeded_home: Path) -> None:
-    """`bootstrap -` refuses what a file would be refused for, and calls it standard input."""
+def test_standard_input_is_checked_like_a_file(text: bytes, seeded_home: Path) -> None:
+    """`bootstrap -` refuses the input for a file's reasons, and calls it standard input."""
     before = listing(seeded_home)
     result = CliRunner().invoke(program, ["--home", str(seeded_home), "bootstrap", "-"], input=text)
     assert result.exit_code == 2
@@ -495,8 +495,8 @@ def test_standard_input_is_checked_as_a_file_is(text: bytes, seeded_home: Path) 
 
 
 @pytest.mark.parametrize("case", [BOOTSTRAP[0], SNAPSHOTS[6], EXPORTS[9], ARGUMENTS[0]], ids=lambda case: case.name)
-def test_a_real_process_says_the_same(case: Case, seeded_home: Path, tmp_path: Path) -> None:
-    """As a program of its own: the exit code is the process's, and the one line is on its standard error."""
+def test_a_separate_process_prints_the_same_line(case: Case, seeded_home: Path, tmp_path: Path) -> None:
+    """In a separate process, the exit code and the one line on standard error are the process's."""
     before = listing(seeded_home)
     command = [sys.executable, "-m", "cdc_platform", "--home", str(seeded_home), *given(case, tmp_path)]
     result = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -1,6 +1,6 @@
-"""Keys of every type, as partition keys and as clustering columns, through each command that prints or reads keys.
+"""Keys of every type, as partition keys and clustering columns, in each command that prints or reads keys.
 
-Statements and the rows of SELECT JSON are written by hand here, as ScyllaDB has them.
+The statements and the rows of SELECT JSON follow ScyllaDB's formats and are written by hand.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TIME = "8a1f5e00-e76e-11f0-8a18-72d0d745d1db"
 
 @dataclass(frozen=True)
 class Key:
-    """A key: its CQL constant, what SELECT JSON shows of it, and how `--pk` takes it, where that differs."""
+    """A key: its CQL constant, its form in SELECT JSON, and its form for `--pk` if that differs."""
 
     constant: str
     shown: str
@@ -80,13 +80,13 @@ KINDS = list(KEYS)
 NAMES = {kind: f"t{number}" for number, kind in enumerate(KINDS)}
 
 
-def test_every_type_that_can_be_a_key_stands_here() -> None:
-    """A new type says what its keys look like."""
+def test_every_key_type_is_listed() -> None:
+    """A new type needs its keys here."""
     assert {kind for kind in KEYS if "<" not in kind} == set(SCALAR_TYPES) - NO_KEYS
 
 
 def statements() -> Iterator[str]:
-    """Two tables a type, with a row of each key."""
+    """Yield statements for two tables per type, with a row for each key."""
     yield "CREATE KEYSPACE ks;"
     yield 'CREATE TYPE ks."Kw" ("Select" int, b text);'
     for number, (kind, keys) in enumerate(KEYS.items()):
@@ -104,12 +104,12 @@ def statements() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home that has kept all tables, which two consumers have read."""
+    """A home with all tables, each read by a consumer."""
     folder = tmp_path_factory.mktemp("keys")
-    made = home_with_generations(folder, {ID: parse_time_ms(SINCE)})
+    home_with_tables = home_with_generations(folder, {ID: parse_time_ms(SINCE)})
     script = folder / "keys.cql"
     script.write_text("\n".join(statements()), encoding="utf-8")
-    answer = run("--home", made, "--clock", NOW, "cql", "run", script, "--apply", "--json")
+    answer = run("--home", home_with_tables, "--clock", NOW, "cql", "run", script, "--apply", "--json")
     assert answer.exit_code == 0, answer
     tables = answer.json["tables"]
     assert len(tables) == 2 * len(KEYS)
@@ -117,18 +117,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
         for table in (f"ks.p{NAMES[kind]}", f"ks.c{NAMES[kind]}"):
             assert len(tables[table]["base"]) == len(keys), kind
             assert tables[table]["replayed"] == tables[table]["base"], kind
-            read = run("--home", made, "--clock", END, "consume", table, "--name", "audit")
-            assert read.exit_code == 0, read
-    return made
+            consumed = run("--home", home_with_tables, "--clock", END, "consume", table, "--name", "audit")
+            assert consumed.exit_code == 0, consumed
+    return home_with_tables
 
 
-def ask(home: Path, *words: object) -> Answer:
-    """The answer of a command an hour later."""
+def run_later(home: Path, *words: object) -> Answer:
+    """Return the answer of a command an hour later."""
     return run("--home", home, "--clock", END, *map(str, words))
 
 
-def shown_rows(kind: str, clustered: bool) -> list[str]:
-    """The rows of a table as SELECT JSON shows them."""
+def expected_rows(kind: str, clustered: bool) -> list[str]:
+    """Return the rows of a table in the form of SELECT JSON."""
     head = '"p": 1, "\\"K\\"": ' if clustered else '"k": '
     return [f'{{{head}{key.shown}, "v": {value}}}' for value, key in enumerate(KEYS[kind])]
 
@@ -137,38 +137,38 @@ def shown_rows(kind: str, clustered: bool) -> list[str]:
 @pytest.mark.parametrize("clustered", [False, True], ids=["partition", "clustering"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_base_table_is_compared_by_its_keys(home: Path, kind: str, clustered: bool, tmp_path: Path) -> None:
-    """The whole table is what the log tells; a row that is gone, and one with another value, are found and named."""
+    """The log matches the base table; a missing row and a row with another value are found and named."""
     table, file = f"ks.{'c' if clustered else 'p'}{NAMES[kind]}", tmp_path / "base.txt"
-    rows = shown_rows(kind, clustered)
+    rows = expected_rows(kind, clustered)
 
     def complete(lines: list[str]) -> Answer:
         file.write_text("\n".join(["", " [json]", "---", *lines, "", f"({len(lines)} rows)", ""]), encoding="utf-8")
-        whole = ("verify-interval", SINCE, "2026-01-02T00:30:00Z", "--consumer", "audit", "--table", table)
-        return ask(home, *whole, "--base", file, "--json")
+        command = ("verify-interval", SINCE, "2026-01-02T00:30:00Z", "--consumer", "audit", "--table", table)
+        return run_later(home, *command, "--base", file, "--json")
 
     answer = complete(rows)
     assert (answer.exit_code, answer.json["verified"]) == (0, True), answer
-    for lines, found in (
+    for lines, message in (
         (rows[1:], "1 rows of the log are missing"),
         ([rows[0].replace('"v": 0', '"v": 9'), *rows[1:]], "1 have other values"),
     ):
         answer = complete(lines)
-        (wrong,) = [each for each in answer.json["checks"] if not each["passed"]]
+        (wrong,) = [result for result in answer.json["checks"] if not result["passed"]]
         assert answer.exit_code == 1
-        assert found in wrong["detail"]
+        assert message in wrong["detail"]
         assert f'"{"K" if clustered else "k"}": ' in wrong["detail"].partition("key ")[2]
 
 
 @pytest.mark.grid("keys of every type explained", 12)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_key_goes_where_its_rows_went(home: Path, kind: str) -> None:
-    """`explain --pk` names the stream in which the log has the row of the same constant."""
+def test_a_key_is_explained_with_the_stream_of_its_rows(home: Path, kind: str) -> None:
+    """`explain --pk` names the stream in which the log has the row of that constant."""
     table = f"ks.p{NAMES[kind]}"
     query = f'SELECT v, "cdc$stream_id" AS stream FROM {table}_scylla_cdc_log'
-    streams = {row["v"]: row["stream"] for row in ask(home, "sql", query, "--json").rows}
+    streams = {row["v"]: row["stream"] for row in run_later(home, "sql", query, "--json").rows}
     for value, key in enumerate(KEYS[kind]):
         for typed in {key.constant, key.typed or key.constant}:
-            answer = ask(
+            answer = run_later(
                 home, "explain", "--pk", typed, "--table", table, "--at", NOW, "--policy", "recent-past", "--json"
             )
             assert answer.json["stream_id"] == streams[value], (typed, answer)
@@ -176,33 +176,33 @@ def test_a_key_goes_where_its_rows_went(home: Path, kind: str) -> None:
 
 @pytest.mark.grid("keys of every type shown", 8)
 @pytest.mark.parametrize("kind", KINDS)
-def test_keys_are_shown_and_found_again(home: Path, kind: str, tmp_path: Path) -> None:
-    """By `sql` in every form, and by statements that write to the rows again: no row comes twice."""
+def test_keys_are_printed_and_matched(home: Path, kind: str, tmp_path: Path) -> None:
+    """`sql` prints keys in every form, and further writes match existing rows without duplicates."""
     for table in (f"ks.p{NAMES[kind]}", f"ks.c{NAMES[kind]}"):
-        for of in ("scylla_cdc_log", "scylla_cdc_log_audit"):
+        for suffix in ("scylla_cdc_log", "scylla_cdc_log_audit"):
             for form in ((), ("--json",), ("--csv",)):
-                answer = ask(home, "sql", f"SELECT * FROM {table}_{of}", *form)
+                answer = run_later(home, "sql", f"SELECT * FROM {table}_{suffix}", *form)
                 assert answer.exit_code == 0, answer
         column = '"K"' if "c" in table[3] else "k"
         where = "p = 1 AND " if "c" in table[3] else ""
         script = tmp_path / f"{table}.cql"
         writes = [f"UPDATE {table} SET v = 7 WHERE {where}{column} = {key.constant};" for key in KEYS[kind]]
         script.write_text("\n".join(writes), encoding="utf-8")
-        answer = ask(home, "cql", "run", script, "--json")
+        answer = run_later(home, "cql", "run", script, "--json")
         assert answer.exit_code == 0, answer
-        shown: dict[str, Any] = answer.json["tables"][table]
-        assert [row["v"] for row in shown["base"]] == [7] * len(KEYS[kind])
-        assert shown["replayed"] == shown["base"]
-        assert ask(home, "cql", "run", script).exit_code == 0
+        result: dict[str, Any] = answer.json["tables"][table]
+        assert [row["v"] for row in result["base"]] == [7] * len(KEYS[kind])
+        assert result["replayed"] == result["base"]
+        assert run_later(home, "cql", "run", script).exit_code == 0
 
 
-def test_the_home_is_exported_and_sound(home: Path, tmp_path: Path) -> None:
-    """Each log with all of its rows; every row as it was committed."""
-    answer = ask(home, "export", tmp_path / "exported", "--json")
+def test_the_home_is_exported_and_passes_its_checks(home: Path, tmp_path: Path) -> None:
+    """Each exported log has all of its rows, and every row equals its commit."""
+    answer = run_later(home, "export", tmp_path / "exported", "--json")
     assert answer.exit_code == 0, answer
-    rows = {each["name"]: each["rows"] for each in answer.json["files"]}
+    rows = {file["name"]: file["rows"] for file in answer.json["files"]}
     for kind, keys in KEYS.items():
         for table in (f"ks.p{NAMES[kind]}", f"ks.c{NAMES[kind]}"):
             assert rows[f"logs/{table}_scylla_cdc_log.csv"] == len(keys)
-    checked = ask(home, "check", "--deep", "--json")
-    assert [line["invariant"] for line in checked.rows if line["passed"] is False] == []
+    results = run_later(home, "check", "--deep", "--json")
+    assert [line["invariant"] for line in results.rows if line["passed"] is False] == []

@@ -1,4 +1,4 @@
-"""Commands that look, as processes of their own: none imports what takes longer to import than to answer."""
+"""Read commands in separate processes import no module that takes longer to load than the answer."""
 
 from __future__ import annotations
 
@@ -41,34 +41,34 @@ finally:
     ],
     ids=" ".join,
 )
-def test_a_look_imports_nothing_heavy(seeded_home: Path, command: tuple[str, ...]) -> None:
-    """pyarrow looks for pandas at its first array, by itself, and is let find none."""
+def test_read_commands_import_no_heavy_modules(seeded_home: Path, command: tuple[str, ...]) -> None:
+    """pyarrow looks for pandas at its first array; the program makes it find none."""
     program = [sys.executable, "-c", _PROGRAM % (HEAVY,), "--home", str(seeded_home), *command]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
     assert ran.returncode in (0, 1), ran.stderr
     assert json.loads(ran.stderr.splitlines()[-1]) == []
 
 
-def test_pandas_is_there_for_who_imports_it(seeded_home: Path) -> None:
-    """`check` judges by pandera, on pandas' frames, in a process whose pyarrow goes without."""
+def test_pandas_can_be_imported_explicitly(seeded_home: Path) -> None:
+    """`check` uses pandera with pandas frames in a process whose pyarrow does without pandas."""
     program = [sys.executable, "-c", _PROGRAM % (HEAVY,), "--home", str(seeded_home), "check"]
     ran = subprocess.run(program, capture_output=True, text=True, timeout=240, check=False)
     assert "Traceback" not in ran.stderr
     assert "pandas" in json.loads(ran.stderr.splitlines()[-1])
 
 
-def test_what_stays_for_weeks_is_light() -> None:
-    """The process of `up`, which starts and watches the others and has no rows itself, leaves out Arrow too."""
-    keeps = "cdc_platform.cli.up, cdc_platform.spark.session, cdc_platform.server.services, cdc_platform.storage"
+def test_the_long_running_process_is_light() -> None:
+    """The process of `up`, which starts and watches others and has no rows itself, imports no Arrow either."""
+    modules = "cdc_platform.cli.up, cdc_platform.spark.session, cdc_platform.server.services, cdc_platform.storage"
     heavy = (*HEAVY, "numpy", "pyarrow", "deltalake", "obstore")
-    program = f"import sys, json, {keeps}; print(json.dumps([name for name in {heavy!r} if name in sys.modules]))"
+    program = f"import sys, json, {modules}; print(json.dumps([name for name in {heavy!r} if name in sys.modules]))"
     ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert json.loads(ran.stdout) == []
 
 
 @pytest.mark.long("a process that imports all that a run does")
-def test_runs_find_what_judges_and_draws_there() -> None:
-    """In what they are forked from, which has one thread; Spark's client, which few of them want, is not."""
+def test_runs_find_check_and_plot_modules_preloaded() -> None:
+    """The single-threaded parent process has them; it lacks Spark's client, which few runs need."""
     names = ("pandera", "matplotlib", "pyspark.sql.connect.session")
     program = (
         f"import sys, json, threading, {PRELOADED}\n"

@@ -1,4 +1,4 @@
-"""Bad scripts: what does not parse, what is wrong, and what the acceptance rule refuses; nothing is ever written."""
+"""Invalid scripts: syntax errors, wrong statements, and refused writes; nothing is ever written."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ WHERE = "WHERE pk = 0 AND ck1 = 0 AND ck2 = 0"
 
 
 def script(name: str, says: str, text: str | bytes) -> Case:
-    """A script with this text alone."""
+    """Return a case of a script with this text alone."""
     return Case(f"script: {name}", CALL, says, {"script.cql": text})
 
 
 def syntax(name: str, text: str, *says: str) -> Case:
-    """A script that does not parse; each of `says` is one part of the message."""
+    """Return a case of a script that does not parse; each of `says` is one part of the message."""
     return script(f"syntax, {name}", "; expected ".join(says), text)
 
 
 def on_table(name: str, statement: str, says: str) -> Case:
-    """A statement behind those that make the tables, which is wrong."""
+    """Return a case of a wrong statement after those that create the tables."""
     return script(name, says, f"{TABLE}{statement};")
 
 
-def written(name: str, value: str, kind: str, says: str) -> Case:
-    """A value that is none of a column's type."""
+def invalid_value(name: str, value: str, kind: str, says: str) -> Case:
+    """Return a case of a value that is invalid for a column's type."""
     text = f"CREATE TABLE ks.t (pk int PRIMARY KEY, v {kind}); INSERT INTO ks.t (pk, v) VALUES (0, {value});"
     return script(f"value, {name}", says, text)
 
@@ -46,7 +46,7 @@ CASES = [
     argument("no such file", "nowhere.cql", "cql", "run", "nowhere.cql"),
     argument("no file", "Missing argument", "cql", "run"),
     script("no UTF-8", "is no text: byte 3 is not UTF-8", b"-- \xff"),
-    # What does not parse: line, column, what was expected
+    # Syntax errors: line, column, and the expected token
     syntax(
         "unknown statement", "SELEC * FROM ks.t;", "line 1, column 1: found 'SELEC'", "the end of the script, ALTER"
     ),
@@ -224,28 +224,28 @@ CASES = [
         "an integer from -9223372036854775808",
     ),
     # Values
-    written(
+    invalid_value(
         "text as int", "'a'", "int", "'a' is no value of type int; write an integer from -2147483648 to 2147483647"
     ),
-    written("tinyint", "128", "tinyint", "an integer from -128 to 127"),
-    written("int", "2147483648", "int", "2147483648 for type int"),
-    written("float as int", "1.5", "int", "1.5 is no value of type int"),
-    written("int as text", "1", "text", "write a text, as 'a'"),
-    written("ascii", "'é'", "ascii", "a text of ASCII"),
-    written("boolean", "'true'", "boolean", "write true or false"),
-    written("uuid in quotes", "'0dd381f0-2fea-11eb-af55-000000000001'", "uuid", "without quotes"),
-    written("timeuuid", "0dd381f0-2fea-41eb-af55-000000000001", "timeuuid", "a UUID of version 1"),
-    written("blob", "'0x01'", "blob", "write bytes as 0x0102"),
-    written("inet", "'300.0.0.1'", "inet", "'300.0.0.1' is no address"),
-    written("date", "'2026-02-30'", "date", "there is no day 02-30"),
-    written("time", "'25:00:00'", "time", "is no time of day"),
-    written("timestamp", "'yesterday'", "timestamp", "is no timestamp"),
-    written("duration", "1", "duration", "a duration as 1d12h30m"),
-    written("float", "1e39", "float", "1e39 for type float"),
-    written("list as set", "[1]", "set<int>", "a list is no value of type set<int>; write a set"),
-    written("tuple", "(1, 2, 3)", "tuple<int, int>", "a tuple of 3 values"),
-    written("function", "today()", "date", "unknown function today"),
-    written("function of another type", "now()", "int", "now() gives a timeuuid"),
+    invalid_value("tinyint", "128", "tinyint", "an integer from -128 to 127"),
+    invalid_value("int", "2147483648", "int", "2147483648 for type int"),
+    invalid_value("float as int", "1.5", "int", "1.5 is no value of type int"),
+    invalid_value("int as text", "1", "text", "write a text, as 'a'"),
+    invalid_value("ascii", "'é'", "ascii", "a text of ASCII"),
+    invalid_value("boolean", "'true'", "boolean", "write true or false"),
+    invalid_value("uuid in quotes", "'0dd381f0-2fea-11eb-af55-000000000001'", "uuid", "without quotes"),
+    invalid_value("timeuuid", "0dd381f0-2fea-41eb-af55-000000000001", "timeuuid", "a UUID of version 1"),
+    invalid_value("blob", "'0x01'", "blob", "write bytes as 0x0102"),
+    invalid_value("inet", "'300.0.0.1'", "inet", "'300.0.0.1' is no address"),
+    invalid_value("date", "'2026-02-30'", "date", "there is no day 02-30"),
+    invalid_value("time", "'25:00:00'", "time", "is no time of day"),
+    invalid_value("timestamp", "'yesterday'", "timestamp", "is no timestamp"),
+    invalid_value("duration", "1", "duration", "a duration as 1d12h30m"),
+    invalid_value("float", "1e39", "float", "1e39 for type float"),
+    invalid_value("list as set", "[1]", "set<int>", "a list is no value of type set<int>; write a set"),
+    invalid_value("tuple", "(1, 2, 3)", "tuple<int, int>", "a tuple of 3 values"),
+    invalid_value("function", "today()", "date", "unknown function today"),
+    invalid_value("function of another type", "now()", "int", "now() gives a timeuuid"),
     script(
         "empty key",
         "the partition key of ks.t is empty",
@@ -256,12 +256,12 @@ CASES = [
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_a_bad_script_is_refused(case: Case, seeded_home: Path, tmp_path: Path):
-    """One line that says what, exit code 2, nothing written."""
+    """One line with the error, exit code 2, and no write."""
     assert_refused(case, seeded_home, tmp_path)
 
 
 def refused(statement: str) -> dict[str, str]:
-    """A script whose second statement is refused, with one behind it."""
+    """Return a script whose second statement is refused, with another one after it."""
     return {
         "script.cql": f"""CREATE TABLE ks.t (pk int PRIMARY KEY, v int) WITH cdc = {{'enabled': true}};
         {statement};
@@ -289,7 +289,7 @@ REFUSED = [
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
 def test_a_refused_write_leaves_nothing_and_stops_nothing(case: Case, cli: Cli, seeded_home: Path, tmp_path: Path):
-    """It is refused whole with the rule's reason and exit code 1; the statement behind it is accepted."""
+    """The whole write is refused with the rule's reason and exit code 1; the next statement is accepted."""
     before = listing(seeded_home)
     answer = cli(*given(case, tmp_path), "--json")
     assert (answer.exit_code, answer.stderr) == (1, "")
@@ -304,7 +304,7 @@ def test_a_refused_write_leaves_nothing_and_stops_nothing(case: Case, cli: Cli, 
 
 
 def test_a_home_without_generations_has_no_stream(tmp_path: Path):
-    """A write to a table with CDC is refused with the words that people search for; one without CDC is not."""
+    """A write to a table with CDC is refused with the words that people search for; others are accepted."""
     (tmp_path / "script.cql").write_text(
         """CREATE TABLE ks.t (pk int PRIMARY KEY) WITH cdc = {'enabled': true};
         CREATE TABLE ks.plain (pk int PRIMARY KEY);
@@ -314,12 +314,12 @@ def test_a_home_without_generations_has_no_stream(tmp_path: Path):
     (tmp_path / "home").mkdir()
     answer = run("--home", tmp_path / "home", "cql", "run", tmp_path / "script.cql", "--json")
     assert answer.exit_code == 1
-    assert [each["accepted"] for each in answer.json["statements"]] == [True, True, False, True]
+    assert [statement["accepted"] for statement in answer.json["statements"]] == [True, True, False, True]
     assert "could not find any CDC stream" in answer.json["statements"][2]["reason"]
 
 
 def test_a_wrong_statement_is_an_outcome_in_the_document(cli: Cli, tmp_path: Path):
-    """With --json all statements are told, the wrong one with its reason; the exit code and the line are as without."""
+    """With --json all statements are listed, the wrong one with its reason; exit code and message are unchanged."""
     (tmp_path / "script.cql").write_text(
         """CREATE TABLE ks.t (pk int PRIMARY KEY);
         INSERT INTO ks.t (x) VALUES (0);
@@ -328,6 +328,6 @@ def test_a_wrong_statement_is_an_outcome_in_the_document(cli: Cli, tmp_path: Pat
     answer = cli("--clock", NOW, "cql", "run", tmp_path / "script.cql", "--json")
     assert answer.exit_code == 2
     assert_one_line(answer.stderr, "statement 2 (line 2): unknown column x of ks.t; there is pk")
-    assert [each["accepted"] for each in answer.json["statements"]] == [True, False, True]
+    assert [statement["accepted"] for statement in answer.json["statements"]] == [True, False, True]
     assert answer.json["statements"][1]["reason"] == "unknown column x of ks.t; there is pk"
     assert answer.json["tables"] == {"ks.t": {"base": [{"pk": 0}], "replayed": None, "missing": []}}

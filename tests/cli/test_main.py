@@ -1,4 +1,4 @@
-"""The program around the commands: help, completion, and what becomes of failures."""
+"""The program around the commands: help, completion, and failures."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from cdc_platform.server.report_page import report_page
 NAMES = [name for name in COMMANDS if name in program.list_commands(click.Context(program))]
 
 
-def test_help_lists_every_command_and_loads_none() -> None:
-    """`--help` is the same as no command at all."""
+def test_help_lists_every_command_and_imports_none() -> None:
+    """`--help` prints the output of the program without a command."""
     answer = run("--help")
     assert answer.exit_code == 0
     assert run() == answer
@@ -41,7 +41,7 @@ def test_help_lists_every_command_and_loads_none() -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_help_shows_an_example(name: str) -> None:
-    """Each command says what it does and shows how it is typed."""
+    """The help of each command describes it and shows an example."""
     for option in ("--help", "-h"):
         answer = run(name, option)
         assert answer.exit_code == 0
@@ -49,14 +49,14 @@ def test_every_help_shows_an_example(name: str) -> None:
         assert f"\n  Example:\n    cdc-platform {name}" in answer.stdout
 
 
-def test_every_function_takes_the_options_of_its_command() -> None:
+def test_every_function_accepts_the_options_of_its_command() -> None:
     """The parameters of each command are those of the function that runs it."""
 
     def leaves(command: click.Command) -> Iterator[click.Command]:
         inner = command.commands.values() if isinstance(command, click.Group) else ()
         yield command
-        for each in inner:
-            yield from leaves(each)
+        for subcommand in inner:
+            yield from leaves(subcommand)
 
     context = click.Context(program)
     commands = [leaf for name in NAMES if (command := program.get_command(context, name)) for leaf in leaves(command)]
@@ -65,12 +65,12 @@ def test_every_function_takes_the_options_of_its_command() -> None:
     for command in commands:
         assert command.callback is not None
         parameters = inspect.signature(inspect.unwrap(command.callback)).parameters
-        if not any(each.kind is each.VAR_KEYWORD for each in parameters.values()):
-            exposed = {each.name for each in command.params if each.expose_value}
+        if not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
+            exposed = {parameter.name for parameter in command.params if parameter.expose_value}
             assert exposed <= parameters.keys(), command.name
 
 
-def test_commands_of_absent_modules_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commands_of_missing_modules_are_not_listed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A command whose module is not installed does not break the others."""
     later = ("no_such_module", "Comes later.")
     monkeypatch.setitem(program_module.COMMANDS, "later", later)
@@ -88,7 +88,7 @@ def test_a_mistyped_command_gets_a_suggestion() -> None:
 
 
 def test_help_shows_the_help_of_any_command() -> None:
-    """`help COMMAND` prints what `COMMAND --help` prints, for subcommands too."""
+    """`help COMMAND` prints the output of `COMMAND --help`, for subcommands, too."""
     assert run("help") == run("--help")
     for names in (("explain",), ("tables",), ("tables", "add")):
         assert run("help", *names) == run(*names, "--help")
@@ -96,7 +96,7 @@ def test_help_shows_the_help_of_any_command() -> None:
 
 
 def test_global_options_may_stand_after_the_command(tmp_path: Path) -> None:
-    """`--home` and `--clock` mean the same before and after the command, and the last one counts."""
+    """`--home` and `--clock` have one meaning before and after the command, and the last one counts."""
     home, other = tmp_path / "home", tmp_path / "other"
     assert run("tables", "declare-none", "--home", home).exit_code == 0
     before = run("--home", home, "--clock", "2026-01-31T12:00:00Z", "tables", "--json")
@@ -107,7 +107,7 @@ def test_global_options_may_stand_after_the_command(tmp_path: Path) -> None:
 
 
 def test_values_of_other_options_are_no_global_options(tmp_path: Path) -> None:
-    """A value that looks like a global option, or an argument after `--`, stays where it is."""
+    """A value that looks like a global option, or an argument after `--`, stays at its position."""
     answer = run("--home", tmp_path, "check", "--accept", "x@1", "--reason", "--debug", "--json")
     assert "x" in answer.stderr
     assert "--reason" not in answer.stderr
@@ -116,7 +116,7 @@ def test_values_of_other_options_are_no_global_options(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_completion_scripts_call_the_program(shell: str) -> None:
-    """The script asks `cdc-platform` itself what comes next."""
+    """The script asks `cdc-platform` itself for completions."""
     answer = run("completion", shell)
     assert answer.exit_code == 0
     assert f"_CDC_PLATFORM_COMPLETE={shell}_complete" in answer.stdout
@@ -151,7 +151,7 @@ def test_completion_completes(typed: str, offered: str) -> None:
 def test_every_failure_is_one_line_and_a_code(
     monkeypatch: pytest.MonkeyPatch, error: BaseException, exit_code: int, line: str
 ) -> None:
-    """Errors that are meant are told as they are; all others are owned up to as defects; none shows a trace."""
+    """Expected errors print their message, others are reported as defects, and none prints a stack trace."""
 
     @click.command()
     def failing() -> None:
@@ -168,7 +168,7 @@ def test_every_failure_is_one_line_and_a_code(
 
 @pytest.mark.parametrize("error", [ValueError("the JVM is gone"), StateError("Spark is gone"), OSError(5, "gone")])
 def test_an_error_of_the_clean_up_does_not_hide_an_interrupt(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
-    """Ctrl-C ends the JVM, too; libraries ask it for something in their `finally` and fail."""
+    """Ctrl-C also ends the JVM, so that calls to it in a library's `finally` fail."""
 
     @click.command()
     def failing() -> None:
@@ -183,7 +183,7 @@ def test_an_error_of_the_clean_up_does_not_hide_an_interrupt(monkeypatch: pytest
 
 
 def test_debug_shows_where_a_failure_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The trace comes before the line, and only when it is asked for."""
+    """The stack trace comes before the error line, and only with --debug."""
 
     @click.command()
     def failing() -> None:
@@ -197,12 +197,12 @@ def test_debug_shows_where_a_failure_comes_from(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_reader_that_stops_early_is_no_failure(seeded_home: Path) -> None:
-    """`| head` closes the pipe: no trace and no error line."""
+    """`| head` closes the pipe, which causes neither a stack trace nor an error line."""
     command = f"{sys.executable} -m cdc_platform --home {seeded_home} ring --json | head -c 1"
     result = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)
     assert (result.stdout, result.stderr) == ("[", "")
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     """`--version` names the program."""
     assert run("--version").stdout.startswith("cdc-platform, version ")

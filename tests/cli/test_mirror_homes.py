@@ -1,6 +1,6 @@
-"""A home that mirrors a live cluster: every command is refused or writes no fact of it, and so is Dagster.
+"""A home that mirrors a live cluster: commands and Dagster are refused or write no fact of the cluster.
 
-The mirror is made of a home in which each command would have something to do.
+The tests mirror a home in which each command would have something to do.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ REFUSED = {
     "cql run": ("{place}/more.cql", "--apply"),
     "log-writes": ("ks.t", "{place}/writes.parquet", "--batch", "one"),
 }
-"""What makes up something of a cluster, with arguments that it takes."""
+"""Commands that would create facts of a cluster, with valid arguments."""
 MORE_REFUSED = {
     "bootstrap": [("{place}/node.json", "--run"), ("--withdraw", ID), ("--finish", ID)],
     "repair": [(), ("--from-description",), ("--run", "--strict")],
@@ -109,14 +109,14 @@ LETS = {
     "bundle": ("{place}/bundle.tar.gz",),
     "completion": ("bash",),
 }
-"""What looks, or writes what readers and judges have done, with arguments that it takes."""
+"""Commands that read, or write results of readers and checks, with valid arguments."""
 ELSEWHERE = {
     "cluster test": "127.0.0.1:1",
     "observe": "127.0.0.1:1",
     "ingest": "127.0.0.1:1",
     "tablets show": "ks.t has no stream sets of tablets",
 }
-"""Those of them that ask for something that is not there, and a word of what they say of that."""
+"""Commands with a missing target, and a word of their message."""
 ASKED_WRONGLY = {
     "consume": ("ks.none", "--name", "audit"),
     "consumers plan": ("ks.none",),
@@ -132,35 +132,35 @@ ASKED_WRONGLY = {
     "consumers remove": ("nobody", "ks.none"),
     "cql run": ("{place}/script.cql",),
 }
-"""What asks for something that is not there, or for what nobody has told of."""
+"""Requests for missing targets, or for facts that nothing has reported."""
 _ADVICE = re.compile(r"cdc-platform (?:--home \S+ )?([a-z]+(?: [^;,:#\[\]()\"]+)?)")
 GO_ON = {"up", "watch"}
-"""What goes on until it is ended, and comes to the lake by the doors of the others: of Dagster, and of `observe`."""
-TOLD_BY = {
+"""Commands that run until they are stopped, and write through other entry points: Dagster, and `observe`."""
+DRY_RUNS = {
     "cql run": ("{place}/more.cql",),
     "repair": ("--dry-run",),
     "rewrite": ("--dry-run",),
     "expire": ("--dry-run",),
     "tablets gc": ("--dry-run",),
 }
-"""What only says what it would do, though it would be refused otherwise."""
+"""Commands that only report their plan, although they would be refused without the option."""
 LEAVES = {
     "repair": "nodetool checkAndRepairCdcStreams  # on a node of prod; then: cdc-platform --home {around} observe prod",
     "expire": "/clusters/prod expire --cql  # for cqlsh on prod; what has gone there goes here at the next: ",
 }
-"""What of that is left to do in the cluster itself."""
+"""The part of the plan that remains to be done in the cluster itself."""
 READ_ON = {
     *("catalogue", "changed_clusters", "changed_logs", "daily_maintenance", "hourly_audit_of_tables", "live_logs"),
     "ingest_lags",
     "hourly_logs",
     *("alerts", "failed_runs", "recovered_runs"),
 }
-"""Ticks that look at a home, keep its files up, send alerts, or ask for what readers do."""
+"""Ticks that read a home, maintain its files, send alerts, or request the work of readers."""
 
 
 @pytest.fixture
 def mirror(made: Path, tmp_path: Path) -> Path:
-    """The mirror of `prod` as it was made: what one test reads or forgets no other one finds."""
+    """A copy of the mirror of `prod`, so that one test's consumers do not affect another."""
     copy, home = tmp_path / "mirror", made.parents[2]
     shutil.copytree(home, copy)
     return copy / made.relative_to(home)
@@ -168,7 +168,7 @@ def mirror(made: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The mirror of `prod`, in a home that knows it; a month after its generations began."""
+    """The mirror of `prod`, in a home that registers it; a month after its generations began."""
     folder = tmp_path_factory.mktemp("mirror")
     (folder / "ring.json").write_text(json.dumps(SNAPSHOT))
     (folder / "node.json").write_text(json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]}))
@@ -181,7 +181,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (folder / "grown.json").write_text(json.dumps([*SNAPSHOT, SNAPSHOT[0] | another]))
     assert run("--home", imported, "import", folder / "grown.json").exit_code == 0
     add_table(Lake(imported / "lake"), 86_400, name="expired")
-    kept = run(
+    applied = run(
         "--home",
         imported,
         "--clock",
@@ -191,7 +191,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
         folder / "script.cql",
         "--apply",
     )
-    assert kept.exit_code == 0, kept.stderr
+    assert applied.exit_code == 0, applied.stderr
     marked = run("--home", imported, "--clock", iso(Milliseconds(START_MS + 2 * DAY_MS + HOUR_MS)), "expire")
     assert marked.exit_code == 0, marked.stderr
     cluster = registry.add_cluster(open_home_location(folder / "main"), "prod", Connection(contacts=("127.0.0.1:1",)))
@@ -199,25 +199,29 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return cluster.home
 
 
-def ask(mirror: Path, *words: str, options: tuple[str, ...] = ()) -> Answer:
-    """The program on the mirror; `{place}` in its words is the folder of the files."""
+def run_on_mirror(mirror: Path, *words: str, options: tuple[str, ...] = ()) -> Answer:
+    """Run the program on the mirror; `{place}` in its words is the folder of the files."""
     place = mirror.parents[2]
     return run("--home", mirror, *options, "--clock", iso(NOW_MS), *(word.format(place=place) for word in words))
 
 
-def of_cluster(home: Path) -> Mapping[str, int]:
-    """The version of every table with a fact of the cluster: logs are among them, copies and rebuilt tables are not."""
-    own = {name for name, table in TABLES.items() if table.about_readers}
-    found, of_readers = read_newest_versions(Lake(home / "lake")), ("_log_audit", "_rebuilt")
-    return {name: version for name, version in found.items() if name not in own and not name.endswith(of_readers)}
+def read_cluster_versions(home: Path) -> Mapping[str, int]:
+    """Return the version of every table with a fact of the cluster: logs, but not copies and rebuilt tables."""
+    about_readers = {name for name, table in TABLES.items() if table.about_readers}
+    versions, reader_suffixes = read_newest_versions(Lake(home / "lake")), ("_log_audit", "_rebuilt")
+    return {
+        name: version
+        for name, version in versions.items()
+        if name not in about_readers and not name.endswith(reader_suffixes)
+    }
 
 
-def test_every_command_stands_here_once() -> None:
-    """A new command has to say which it is, and a refused one is declared where commands are."""
+def test_every_command_is_listed_once() -> None:
+    """A new command must be classified here, and a refused one is declared with the commands."""
     assert isinstance(program, click.Group)
-    there = paths_of(program)
-    assert there - REFUSED.keys() - LETS.keys() - GO_ON == set()
-    assert REFUSED.keys() | LETS.keys() | GO_ON == there
+    paths = paths_of(program)
+    assert paths - REFUSED.keys() - LETS.keys() - GO_ON == set()
+    assert REFUSED.keys() | LETS.keys() | GO_ON == paths
     assert REFUSED.keys() & LETS.keys() == set()
 
 
@@ -227,12 +231,12 @@ def test_every_command_stands_here_once() -> None:
     [*REFUSED.items(), *((path, words) for path, several in MORE_REFUSED.items() for words in several)],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
-def test_what_makes_something_up_is_refused(
+def test_commands_that_create_facts_are_refused(
     path: str, words: tuple[str, ...], options: tuple[str, ...], mirror: Path
 ) -> None:
-    """Exit code 2, one line that says why and what to do, no option lets it, and nothing was written."""
+    """Exit code 2, one line with the reason and the remedy, no option that permits it, and no write."""
     before = read_newest_versions(Lake(mirror / "lake"))
-    answer = ask(mirror, *path.split(), *words, options=options)
+    answer = run_on_mirror(mirror, *path.split(), *words, options=options)
     assert (answer.exit_code, answer.stdout) == (2, ""), answer
     assert answer.stderr.count("\n") == 1
     assert answer.stderr.startswith(f"error: {path}: this home mirrors the live cluster prod, ")
@@ -242,96 +246,94 @@ def test_what_makes_something_up_is_refused(
 
 
 @pytest.mark.parametrize(("path", "words"), LETS.items(), ids=LETS)
-def test_what_looks_or_reads_on_writes_no_fact(path: str, words: tuple[str, ...], mirror: Path) -> None:
-    """It is not refused for where it is, and the tables that tell of the cluster are as they were."""
-    before = of_cluster(mirror)
+def test_reading_commands_write_no_fact(path: str, words: tuple[str, ...], mirror: Path) -> None:
+    """The command is not refused because of the mirror, and the cluster's tables are unchanged."""
+    before = read_cluster_versions(mirror)
     if "other" in words:
-        ask(mirror, "cluster", "add", *LETS["cluster add"])
+        run_on_mirror(mirror, "cluster", "add", *LETS["cluster add"])
     if "audit" in words:
-        ask(mirror, "consume", *LETS["consume"])
-    answer = ask(mirror, *path.split(), *words)
+        run_on_mirror(mirror, "consume", *LETS["consume"])
+    answer = run_on_mirror(mirror, *path.split(), *words)
     assert answer.exit_code in (0, 1) or ELSEWHERE.get(path, "not there") in answer.stderr, answer
     assert "[mirror]" not in answer.stderr
-    assert of_cluster(mirror) == before
-    refused = [line for line in lines_of(answer) if any(f" {each}" in line for each in ("expire", "tables ", "--run"))]
+    assert read_cluster_versions(mirror) == before
+    refused = [line for line in lines_of(answer) if any(f" {word}" in line for word in ("expire", "tables ", "--run"))]
     assert [line for line in refused if "--dry-run" not in line] == []
 
 
-@pytest.mark.parametrize(("path", "words"), TOLD_BY.items(), ids=TOLD_BY)
-def test_what_would_be_done_is_told_and_no_line_leads_to_a_refusal(
-    path: str, words: tuple[str, ...], mirror: Path
-) -> None:
-    """A dry run answers as in any home; what it leaves is done in the cluster."""
+@pytest.mark.parametrize(("path", "words"), DRY_RUNS.items(), ids=DRY_RUNS)
+def test_dry_runs_report_their_plan_without_a_refused_command(path: str, words: tuple[str, ...], mirror: Path) -> None:
+    """A dry run answers as in any home; the remaining steps are for the cluster."""
     before = read_newest_versions(Lake(mirror / "lake"))
-    answer = ask(mirror, *path.split(), *words)
+    answer = run_on_mirror(mirror, *path.split(), *words)
     assert answer.exit_code in (0, 1), answer
-    left = LEAVES[path].format(around=mirror.parents[1]) if path in LEAVES else ""
-    assert [left in line for line in lines_of(answer)] == [True] * (path in LEAVES)
+    remaining = LEAVES[path].format(around=mirror.parents[1]) if path in LEAVES else ""
+    assert [remaining in line for line in lines_of(answer)] == [True] * (path in LEAVES)
     assert read_newest_versions(Lake(mirror / "lake")) == before
 
 
-def advised(answer: Answer) -> list[str]:
-    """The commands that an answer names, each as far as its words go."""
-    both = " ".join(f"{answer.stdout} {answer.stderr}".replace("│", " ").split())
-    return [each.removesuffix(".") for each in _ADVICE.findall(both)]
+def find_commands(answer: Answer) -> list[str]:
+    """Return the commands that an answer names, each up to the end of its words."""
+    text = " ".join(f"{answer.stdout} {answer.stderr}".replace("│", " ").split())
+    return [command.removesuffix(".") for command in _ADVICE.findall(text)]
 
 
 def is_refused_here(home: Path, command: str) -> bool:
-    """Whether a home refuses a command that is named somewhere."""
+    """Return True if a home refuses a command that an answer names."""
     assert isinstance(program, click.Group)
     return find_write_refusal(program, ["--home", str(home), *command.split()]) is not None
 
 
 @pytest.mark.parametrize("observed", [True, False], ids=["observed", "never observed"])
-def test_nothing_that_is_said_names_a_command_that_is_refused(mirror: Path, tmp_path: Path, observed: bool) -> None:
-    """Whatever is asked there, also of what is not there: what its answers say to do can be done there."""
+def test_no_answer_names_a_refused_command(mirror: Path, tmp_path: Path, observed: bool) -> None:
+    """Every command that an answer advises, also about missing targets, is permitted in the mirror."""
     shutil.copytree(mirror.parents[2], tmp_path / "place")
     home = tmp_path / "place" / "main" / "clusters" / "prod"
     if not observed:
         shutil.rmtree(home / "lake")
-    asked = [(path, words) for told in (LETS, TOLD_BY, ASKED_WRONGLY) for path, words in told.items()]
-    asked += [("tablets show", ("ks.none",)), ("expire", ("--cql",)), ("streams", ("latest",))]
-    wrong, said = [], 0
-    for path, words in asked:
-        answer = ask(home, *path.split(), *words)
-        named = advised(answer)
-        said += len(named)
-        wrong += [(path, words, each) for each in named if is_refused_here(home, each)]
-    assert wrong == []
-    assert said > 10
+    requests = [(path, words) for group in (LETS, DRY_RUNS, ASKED_WRONGLY) for path, words in group.items()]
+    requests += [("tablets show", ("ks.none",)), ("expire", ("--cql",)), ("streams", ("latest",))]
+    refused, count = [], 0
+    for path, words in requests:
+        answer = run_on_mirror(home, *path.split(), *words)
+        commands = find_commands(answer)
+        count += len(commands)
+        refused += [(path, words, command) for command in commands if is_refused_here(home, command)]
+    assert refused == []
+    assert count > 10
 
 
-def test_the_same_home_beside_it_is_no_mirror(mirror: Path, tmp_path: Path) -> None:
-    """What is refused here would have been done: on a copy, which `home copy` makes no mirror of, it is."""
-    assert ask(mirror, "home", "copy", str(mirror), str(tmp_path / "copy")).exit_code == 0
+def test_a_copy_of_the_mirror_is_no_mirror(mirror: Path, tmp_path: Path) -> None:
+    """In a copy made by `home copy`, which is no mirror, the refused commands succeed."""
+    assert run_on_mirror(mirror, "home", "copy", str(mirror), str(tmp_path / "copy")).exit_code == 0
     for words in (["expire"], ["tables", "alter", "ks.t", "--ttl", "5"], ["bootstrap", "{place}/node.json"]):
         place = mirror.parents[2]
-        done = run("--home", tmp_path / "copy", "--clock", iso(NOW_MS), *(word.format(place=place) for word in words))
-        assert done.exit_code == 0, done
+        result = run("--home", tmp_path / "copy", "--clock", iso(NOW_MS), *(word.format(place=place) for word in words))
+        assert result.exit_code == 0, result
 
 
-def test_status_says_what_the_cluster_has_to_do(mirror: Path) -> None:
-    """Nothing that it says to do is refused here."""
-    told = ask(mirror, "status", "--json").json["alerts"]
-    assert told
-    for each in told:
+def test_status_advises_no_refused_command(mirror: Path) -> None:
+    """No advice of `status` is refused here."""
+    alerts = run_on_mirror(mirror, "status", "--json").json["alerts"]
+    assert alerts
+    for alert in alerts:
         assert not any(
-            word in f"{each['command']} {each['advice']}"
+            word in f"{alert['command']} {alert['advice']}"
             for word in ("expire", "tables", "import", "--run", "bootstrap")
-        ), each
+        ), alert
 
 
-def test_an_empty_mirror_waits_for_a_look(tmp_path: Path) -> None:
-    """What is to be done about it is to observe."""
+def test_an_empty_mirror_advises_to_observe(tmp_path: Path) -> None:
+    """The advice for an empty mirror is `observe`."""
     cluster = registry.add_cluster(open_home_location(tmp_path), "prod", Connection(contacts=("127.0.0.1:1",)))
-    told = run("--home", cluster.home, "status", "--json").json["alerts"]
-    assert [(each["code"], each["command"]) for each in told] == [
+    alerts = run("--home", cluster.home, "status", "--json").json["alerts"]
+    assert [(alert["code"], alert["command"]) for alert in alerts] == [
         ("empty-home", f"cdc-platform --home {tmp_path} observe prod")
     ]
 
 
-def test_the_lake_itself_asks_table_by_table(mirror: Path, tmp_path: Path) -> None:
-    """Every declared table, a log and a copy of a reader: facts come by what saw them alone, in whatever block."""
+def test_the_lake_checks_each_table(mirror: Path, tmp_path: Path) -> None:
+    """For every declared table, a log and a reader's copy, only an observed write may change facts."""
     shutil.copytree(mirror, tmp_path / "prod")
     lake = Lake(tmp_path / "prod" / "lake")
     schema = read_table_schema(lake, "ks", "t")
@@ -348,8 +350,8 @@ def test_the_lake_itself_asks_table_by_table(mirror: Path, tmp_path: Path) -> No
             assert lake.append_once(table, rows, {"a": 1}, None)
 
 
-def test_no_way_of_writing_goes_by(mirror: Path) -> None:
-    """The lake refuses each of its own ways."""
+def test_every_way_of_writing_is_refused(mirror: Path) -> None:
+    """The lake refuses each of its own methods."""
     lake, before = Lake(mirror / "lake"), read_newest_versions(Lake(mirror / "lake"))
     for attempt in ways_of_writing(lake):
         with pytest.raises(HomeIsMirror):
@@ -358,27 +360,25 @@ def test_no_way_of_writing_goes_by(mirror: Path) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(set(ticks()) - READ_ON))
-def test_a_tick_that_would_build_asks_for_nothing(name: str, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sensor and schedule whose runs would be refused skips, and says why."""
+def test_a_tick_that_would_write_requests_no_run(name: str, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sensor and schedule whose runs would be refused skips with the reason."""
     monkeypatch.setenv(HOME_VARIABLE, str(mirror))
     answer = answer_of(name)
     assert isinstance(answer, SkipReason)
     assert (answer.skip_message or "").startswith("this home mirrors the live cluster prod")
 
 
-def test_ticks_that_read_on_are_still_there() -> None:
-    """Those that look or ask for what readers do are named, so that a new one has to say which it is."""
+def test_reading_ticks_exist() -> None:
+    """Ticks that read or serve readers are listed, so a new one must be classified."""
     assert set(ticks()) >= READ_ON
 
 
 @pytest.mark.parametrize("name", ["plan_expiry", "expire", "check_and_repair_streams"])
-def test_a_job_that_is_started_by_hand_fails_in_one_line(
-    name: str, mirror: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_manually_started_job_fails(name: str, mirror: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its first commit is refused, and no table has a new version."""
     monkeypatch.setenv(HOME_VARIABLE, str(mirror))
     before = read_newest_versions(Lake(mirror / "lake"))
     with DagsterInstance.ephemeral() as instance:
-        done = defs.resolve_job_def(name).execute_in_process(instance=instance, raise_on_error=False)
-    assert not done.success
+        result = defs.resolve_job_def(name).execute_in_process(instance=instance, raise_on_error=False)
+    assert not result.success
     assert read_newest_versions(Lake(mirror / "lake")) == before

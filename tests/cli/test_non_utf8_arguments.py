@@ -1,4 +1,4 @@
-"""Arguments that are not UTF-8, at every place of every command: one line, exit code 2, and nothing changed."""
+"""Arguments that are not UTF-8, in every position of every command: one line, exit code 2, and no change."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc_platform.cli import program
 from cdc_platform.home_location import HOME_VARIABLE, open_home_location
 
 BYTES = "a\udcffb"
-"""What Python makes of the byte 0xff in an argument."""
+"""Python's form of the byte 0xff in an argument."""
 
 
 @pytest.fixture
@@ -26,22 +26,22 @@ def home(tmp_path: Path) -> Path:
 
 
 def command_at(path: str) -> click.Command:
-    """A command by its path."""
-    found: click.Command = program
+    """Return a command by its path."""
+    command: click.Command = program
     for name in path.split():
-        assert isinstance(found, click.Group)
-        inner = found.get_command(click.Context(found), name)
+        assert isinstance(command, click.Group)
+        inner = command.get_command(click.Context(command), name)
         assert inner is not None
-        found = inner
-    return found
+        command = inner
+    return command
 
 
 @pytest.mark.parametrize("path", sorted(paths_of(program)))
 def test_foreign_bytes_are_refused_in_one_line(path: str, home: Path) -> None:
-    """As an argument, as one too many, and as the value of each option."""
-    options = [each for each in command_at(path).params if isinstance(each, click.Option) and not each.is_flag]
+    """The invalid bytes are an argument, a surplus argument, and the value of each option."""
+    options = [option for option in command_at(path).params if isinstance(option, click.Option) and not option.is_flag]
     before = listing(home)
-    for more in ([BYTES], ["x", BYTES], *([each.opts[-1], BYTES] for each in options)):
+    for more in ([BYTES], ["x", BYTES], *([option.opts[-1], BYTES] for option in options)):
         answer = run("--home", home, *path.split(), *more)
         assert (answer.exit_code, answer.stdout, answer.stderr.count("\n")) == (2, "", 1), answer
         assert "is not UTF-8" in answer.stderr
@@ -51,13 +51,13 @@ def test_foreign_bytes_are_refused_in_one_line(path: str, home: Path) -> None:
 
 @pytest.mark.parametrize("more", [("--home", BYTES, "status"), ("--clock", BYTES, "status"), (BYTES,), (f"--{BYTES}",)])
 def test_foreign_bytes_before_a_command_are_refused(more: tuple[str, ...]) -> None:
-    """The options of the program, and its commands' names."""
+    """Invalid bytes in the options of the program and in a command's name are refused."""
     answer = run(*more)
     assert (answer.exit_code, answer.stderr.count("\n"), "is not UTF-8" in answer.stderr) == (2, 1, True), answer
 
 
-def test_a_home_of_foreign_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which a variable can name as well; nothing is made there."""
+def test_a_home_with_foreign_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment variable with such a path is refused, and nothing is created there."""
     monkeypatch.setenv(HOME_VARIABLE, f"{tmp_path}/{BYTES}")
     for command in (("status",), ("tables", "add", "ks.t", "--ttl", "60"), ("demo",), ("up", "--port", "0")):
         answer = run(*command)
@@ -65,9 +65,9 @@ def test_a_home_of_foreign_bytes_is_refused(tmp_path: Path, monkeypatch: pytest.
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_real_process_says_so_in_one_line(home: Path) -> None:
-    """With bytes as the system hands them over."""
+def test_a_separate_process_refuses_in_one_line(home: Path) -> None:
+    """The bytes are as the system passes them."""
     command = [sys.executable, "-m", "cdc_platform", "--home", str(home), "sql", b"SELECT '\xff'"]
-    done = subprocess.run(command, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr.count(b"\n")) == (2, b"", 1)
-    assert done.stderr.startswith(b"error: argument 4, ")
+    result = subprocess.run(command, capture_output=True, check=False)
+    assert (result.returncode, result.stdout, result.stderr.count(b"\n")) == (2, b"", 1)
+    assert result.stderr.startswith(b"error: argument 4, ")

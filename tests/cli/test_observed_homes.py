@@ -1,6 +1,6 @@
-"""A home that is only observed: commands that build refuse, those that look answer, and Dagster asks for nothing.
+"""A home that is only observed: writing commands are refused, reading ones answer, and Dagster requests no run.
 
-The marked home is made by an import of streams of which a row is missing.
+An import of streams with a missing row marks the home.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ BUILDING = {
     "tablets gc": (),
     "cql run": ("{node}", "--apply"),
 }
-"""Every command that builds, with arguments that it takes."""
+"""Every command that writes, with valid arguments."""
 LOOKING = {
     *(
         "up",
@@ -80,7 +80,7 @@ LOOKING = {
     *("tables", "tables add", "tables declare-none", "tables alter", "tables drop"),
     *("cluster", "cluster add", "cluster list", "cluster test", "cluster remove", "cluster replace"),
 }
-"""Every command that shows a cluster as it is, judges it, is told of it, or writes into a live cluster's own home."""
+"""Every command that reads or checks a cluster, accepts facts of it, or writes to a live cluster's own home."""
 LOOKING_TICKS = {
     "alerts",
     "failed_runs",
@@ -108,73 +108,73 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "home"
 
 
-def content(home: Path) -> dict[str, int | None]:
-    """The version of every table, and every file beside the lake."""
+def read_versions(home: Path) -> dict[str, int | None]:
+    """Return the version of every table."""
     lake = Lake(home / "lake")
     return {name: lake.version(table) for name, table in TABLES.items()}
 
 
-def test_every_command_builds_or_looks() -> None:
-    """A new command has to say which it is; the two sorts have none in common."""
+def test_every_command_writes_or_reads() -> None:
+    """A new command must be classified here; the two sets are disjoint."""
     assert isinstance(program, click.Group)
-    there = paths_of(program)
-    assert {path.split()[0] for path in there} == set(COMMANDS)
-    assert there - BUILDING.keys() - LOOKING == set()
+    paths = paths_of(program)
+    assert {path.split()[0] for path in paths} == set(COMMANDS)
+    assert paths - BUILDING.keys() - LOOKING == set()
     assert BUILDING.keys() & LOOKING == set()
 
 
 @pytest.mark.parametrize("path", BUILDING)
-def test_a_command_that_builds_refuses(path: str, home: Path) -> None:
-    """Exit code 2, one line that says why and how on, and nothing was written."""
-    before = content(home)
-    arguments = [each.format(node=home.parent / "node.json") for each in BUILDING[path]]
+def test_a_writing_command_is_refused(path: str, home: Path) -> None:
+    """Exit code 2, one line with the reason and the remedy, and no write."""
+    before = read_versions(home)
+    arguments = [word.format(node=home.parent / "node.json") for word in BUILDING[path]]
     answer = run("--home", home, *path.split(), *arguments)
     assert (answer.exit_code, answer.stdout) == (2, ""), answer
     assert answer.stderr.count("\n") == 1
     assert answer.stderr.startswith(f"error: {path}: this home is only observed since")
     assert "cdc-platform --write-to-observed" in answer.stderr
-    assert content(home) == before
+    assert read_versions(home) == before
 
 
 @pytest.mark.parametrize("path", ["rewrite", "repair", "expire", "tablets gc"])
-def test_what_would_be_done_is_told(path: str, home: Path) -> None:
-    """With --dry-run nothing is built, and nothing is refused for it."""
-    before = content(home)
+def test_a_dry_run_is_permitted(path: str, home: Path) -> None:
+    """With --dry-run nothing is written, so nothing is refused."""
+    before = read_versions(home)
     assert "only observed" not in run("--home", home, *path.split(), "--dry-run").stderr
-    assert content(home) == before
+    assert read_versions(home) == before
 
 
 @pytest.mark.parametrize("command", [("generations",), ("ring",), ("status",), ("explain", "--token", "5"), ("check",)])
-def test_a_command_that_looks_answers(command: tuple[str, ...], home: Path) -> None:
-    """Broken homes are there to be looked at."""
+def test_a_reading_command_answers(command: tuple[str, ...], home: Path) -> None:
+    """A damaged home can be read."""
     assert run("--home", home, *command).exit_code in (0, 1)
 
 
-def test_no_commit_goes_by(home: Path) -> None:
-    """Whoever writes, with Spark's help or without: the lake itself refuses, also what no command does."""
-    lake, before = Lake(home / "lake"), content(home)
+def test_every_commit_is_refused(home: Path) -> None:
+    """The lake itself refuses every write, with Spark or without, also those that no command makes."""
+    lake, before = Lake(home / "lake"), read_versions(home)
     for attempt in ways_of_writing(lake):
         with pytest.raises(HomeIsObserved):
             attempt()
-    assert content(home) == before
+    assert read_versions(home) == before
 
 
 @pytest.mark.parametrize("name", sorted(set(ticks()) - LOOKING_TICKS))
-def test_a_tick_asks_for_nothing(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sensor and schedule whose runs would build skips, and says why."""
+def test_a_tick_requests_no_run(name: str, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sensor and schedule whose runs would write skips with the reason."""
     monkeypatch.setenv(HOME_VARIABLE, str(home))
     answer = answer_of(name)
     assert isinstance(answer, SkipReason)
     assert "only observed since" in (answer.skip_message or "")
 
 
-def test_ticks_that_look_are_still_there() -> None:
-    """Those that only tell or judge are named, so that a new one has to say which it is."""
+def test_reading_ticks_exist() -> None:
+    """Ticks that only report or check are listed, so a new one must be classified."""
     assert set(ticks()) >= LOOKING_TICKS
 
 
 def test_the_mark_is_lifted_once(home: Path, tmp_path: Path) -> None:
-    """Lifting says whether there was anything to lift; afterwards the lake takes commits."""
+    """Lifting reports whether a mark existed; afterwards the lake accepts commits."""
     shutil.copytree(home / "lake", tmp_path / "lake")
     lake = Lake(tmp_path / "lake")
     assert lift_observed_mark(lake, Clock())

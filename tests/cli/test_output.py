@@ -1,4 +1,4 @@
-"""One rule for all JSON that goes out."""
+"""The rule for all JSON output."""
 
 from __future__ import annotations
 
@@ -53,22 +53,22 @@ from cdc_platform.ring import Node
     ],
 )
 def test_every_kind_of_value_has_one_form(value: object, expected: object) -> None:
-    """Large numbers as text, blobs as hex, times in UTC, sets sorted, and so on."""
+    """Large numbers become text, blobs hexadecimal, times UTC, and sets sorted lists, among others."""
     assert to_json_value(value) == expected
     assert json.loads(json.dumps(to_json_value(value))) == expected
 
 
 @pytest.mark.parametrize("value", [[], [1], [{"a": 2**60}, None], {"a": []}, None, "x"])
 def test_the_output_is_one_document(value: object, capsys: pytest.CaptureFixture[str]) -> None:
-    """Whatever is written is one JSON document with a line end."""
+    """The output is one JSON document with a line end."""
     write_json(value)
     written = capsys.readouterr().out
     assert json.loads(written) == to_json_value(value)
     assert written.endswith("\n")
 
 
-def test_a_list_is_written_as_it_comes(capsys: pytest.CaptureFixture[str]) -> None:
-    """The first entry is out before the second is made."""
+def test_a_list_is_written_incrementally(capsys: pytest.CaptureFixture[str]) -> None:
+    """The first entry is written before the second is produced."""
 
     def entries():
         yield "1"
@@ -91,37 +91,35 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize(("told", "expected"), HOSTILE.items(), ids=ascii)
-def test_what_a_terminal_would_obey_is_shown_escaped(
-    told: str, expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In cells, headings, facts and warnings; JSON is the same document, in characters that can be shown."""
+def test_control_characters_are_escaped(told: str, expected: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Cells, headings, facts and warnings are escaped; JSON has an equal document in printable characters."""
     write_table(told, (f">{told}", "b"), [(told, 1)])
     write_facts([("fact", told)])
     warn(told, code="progress")
     out, err = capsys.readouterr()
     assert out.count(expected) == 4
     assert err == f"warning: {expected} [progress]\n"
-    assert all(each.isprintable() for each in (out + err).replace("\n", ""))
+    assert all(character.isprintable() for character in (out + err).replace("\n", ""))
     write_json([{"value": told}])
     write_json({told: told})
     out = capsys.readouterr().out
-    assert all(each.isprintable() for each in out.replace("\n", ""))
+    assert all(character.isprintable() for character in out.replace("\n", ""))
     listed, _, single = out.partition("]\n")
     assert json.loads(f"{listed}]") == [{"value": told}]
     assert json.loads(single) == {told: told}
 
 
-def test_what_is_in_a_home_already_is_shown_escaped(tmp_path: Path) -> None:
-    """A rack that an older version took in, a path in an error, a column of a query: no escape reaches the terminal."""
+def test_control_characters_in_a_home_are_escaped(tmp_path: Path) -> None:
+    """No escape from an older version's rack, a path in an error or a query's column reaches the terminal."""
     lake = Lake(tmp_path / "home" / "lake")
     node = Node(UUID(int=1), (5,), 1, 12, "10.0.0.1", "dc1", "\x1b[2Jr1")
     write_nodes(lake, [node])
-    for command, shown in (
+    for command, escaped in (
         (("ring",), r"\x1b[2Jr1"),
         (("sql", 'SELECT rack, 1 AS "\x1b[2J" FROM platform.nodes'), r"\x1b[2J"),
         (("import", "\x1b[2J.json"), r"\x1b[2J.json: no such file"),
     ):
         answer = run("--home", tmp_path / "home", *command)
-        assert shown in answer.stdout + answer.stderr
+        assert escaped in answer.stdout + answer.stderr
         assert "\x1b" not in answer.stdout + answer.stderr
     assert run("--home", tmp_path / "home", "ring", "--json").json[0]["rack"] == node.rack

@@ -1,4 +1,4 @@
-"""Tables and facts at every width: no word is broken, nothing is left out, and lines fit where that can be."""
+"""Tables and facts at every width: no word is broken, nothing is omitted, and lines fit if possible."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ WORDS = [word for row in ROWS for cell in row for word in cell.split()]
 
 @pytest.mark.parametrize("width", [20, 60, 80, 100, 120, 150, 500])
 def test_no_word_of_a_table_is_broken(width: int) -> None:
-    """At any width every word stands in some line, whole; from that of the longest word on every line fits."""
+    """At any width every word is whole in some line; if the longest word fits, every line does."""
     lines = list(format_table_lines(COLUMNS, ROWS, width))
     text = "\n".join(lines)
     assert all(word in text for word in WORDS)
@@ -29,8 +29,8 @@ def test_no_word_of_a_table_is_broken(width: int) -> None:
     assert not any(line != line.rstrip() for line in lines)
 
 
-def test_a_table_has_a_row_a_line_where_that_fits() -> None:
-    """Aligned by its columns, numbers to the right; wide characters count as two."""
+def test_a_table_has_one_line_per_row_if_it_fits() -> None:
+    """Columns are aligned, numbers to the right, and wide characters count as two."""
     head, rule, first, second, third = [line for line in format_table_lines(COLUMNS, ROWS, 500) if line]
     assert set(rule.strip()) == {"─"}
     assert first.split("   ") == [f" {TIME}", ID, "  13", REASON]
@@ -38,14 +38,14 @@ def test_a_table_has_a_row_a_line_where_that_fits() -> None:
     assert cell_len(third[: third.index("1", len(TIME) + 2)]) == second.index("9")
 
 
-def test_what_does_not_fit_is_told_one_fact_a_line() -> None:
-    """A block a row, every line with the column's name."""
+def test_a_row_that_does_not_fit_becomes_one_line_per_fact() -> None:
+    """Each row becomes a block whose lines have the columns' names."""
     lines = list(format_table_lines(COLUMNS, ROWS[:1], 70))
     assert lines[:4] == ["", f"time        {TIME}", f"id          {ID}", "rows        13"]
 
 
-def test_facts_go_on_below_their_begin() -> None:
-    """The name once, the value in as many lines as it needs; a word that is too long has its line."""
+def test_facts_continue_on_the_next_line() -> None:
+    """The name is printed once, the value on as many lines as it needs; a word that is too long has its own line."""
     assert list(format_fact_lines([("a", "one two three"), ("long", ID)], 13)) == [
         ("a   ", "one two"),
         ("    ", "three"),
@@ -54,20 +54,20 @@ def test_facts_go_on_below_their_begin() -> None:
 
 
 @pytest.mark.parametrize("width", [80, 100])
-def test_a_pipe_is_as_wide_as_columns_says(
+def test_a_pipe_has_the_width_of_columns(
     width: int, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every command's times are whole at 80 and at 100 columns, IDs where they fit, and no line is longer."""
+    """At 80 and 100 columns every command prints whole times, and IDs if they fit, and no line is longer."""
     home = home_of(tmp_path_factory.mktemp("home"), "three")
     monkeypatch.setenv("COLUMNS", str(width))
     for command in (["generations"], ["expire", "--dry-run"], ["tables"], ["status"]):
         answer = run("--home", home, "--clock", format_ms(THIRD_MS), *command)
-        told = [
+        lines = [
             line
             for line in answer.stdout.splitlines()
             if not line.startswith(("✗", "- ", "    run:", "    to do:", "home"))
         ]
-        assert max(map(cell_len, told)) <= width, command
+        assert max(map(cell_len, lines)) <= width, command
         if command != ["tables"]:
             assert uuid_of(THIRD_MS) in answer.stdout or "not shown" in answer.stdout
             assert format_ms(THIRD_MS) in answer.stdout

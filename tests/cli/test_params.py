@@ -1,4 +1,4 @@
-"""What people may type for a key, a time and a generation; and where rows and streams lie when the ring has changed."""
+"""Input for a key, a time and a generation, and the locations of rows and streams after a ring change."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ NOW = format_ms(THIRD_MS)
 
 @pytest.fixture(scope="module")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Three generations and `ks.t`, only looked at."""
+    """Three generations and `ks.t`; tests only read the home."""
     return home_of(tmp_path_factory.mktemp("names"), "three")
 
 
-def on(home: Path, *words: str | Path) -> Answer:
-    """A command on a home, when the third generation has just begun."""
+def run_at_third(home: Path, *words: str | Path) -> Answer:
+    """Run a command on a home when the third generation has just started."""
     return run("--home", home, "--clock", NOW, *words)
 
 
 def test_a_key_may_be_typed(three: Path) -> None:
-    """It is that of the table's types, as bytes would give it."""
-    typed = on(three, "explain", "--pk", "7", "--table", "ks.t", "--json")
+    """`--pk` parses a key by the table's column types, and has the result of its bytes."""
+    typed = run_at_third(three, "explain", "--pk", "7", "--table", "ks.t", "--json")
     assert typed.exit_code == 0
-    assert typed.json == on(three, "explain", "--key", "00000007", "--table", "ks.t", "--json").json
+    assert typed.json == run_at_third(three, "explain", "--key", "00000007", "--table", "ks.t", "--json").json
 
 
 @pytest.mark.parametrize(
@@ -46,9 +46,9 @@ def test_a_key_may_be_typed(three: Path) -> None:
         (("--pk", "7", "--table", "ks.unknown"), "ks.unknown"),
     ],
 )
-def test_a_key_that_cannot_be_typed_is_refused(three: Path, words: tuple[str, ...], said: str) -> None:
-    """In one line, with exit code 2."""
-    answer = on(three, "explain", *words)
+def test_an_invalid_key_is_refused(three: Path, words: tuple[str, ...], said: str) -> None:
+    """One line with exit code 2."""
+    answer = run_at_third(three, "explain", *words)
     assert (answer.exit_code, said in answer.stderr) == (2, True), answer.stderr
 
 
@@ -65,39 +65,45 @@ def test_a_key_that_cannot_be_typed_is_refused(three: Path, words: tuple[str, ..
     ],
 )
 def test_a_time_may_be_a_number(three: Path, text: str, told: str) -> None:
-    """Of seconds, ms or µs; how it was read is told on standard error, and in the answer."""
-    answer = on(three, "explain", "--token", "5", "--at", text, "--json")
+    """A time may be in seconds, ms or µs; standard error and the answer have the interpretation."""
+    answer = run_at_third(three, "explain", "--token", "5", "--at", text, "--json")
     assert answer.json["at"] == format_ms(THIRD_MS)
     assert told in answer.stderr
     assert bool(told) == bool(answer.stderr)
 
 
 @pytest.mark.parametrize("text", [str(THIRD_MS), f"{THIRD_MS // 1000}s"])
-def test_a_number_is_a_time_wherever_one_is_asked_for(three: Path, tmp_path: Path, text: str) -> None:
-    """For the clock, for what bounds a reading or a report, and for a generation's name."""
+def test_every_time_parameter_accepts_a_number(three: Path, tmp_path: Path, text: str) -> None:
+    """The clock, bounds of reads and reports, and generation names accept a number."""
     assert run("--home", three, "--clock", text, "status", "--json").json["now"] == format_ms(THIRD_MS)
     home = tmp_path / "home"
     shutil.copytree(three, home)
     (tmp_path / "one.cql").write_text("INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);")
-    assert on(home, "cql", "run", tmp_path / "one.cql", "--apply").exit_code == 0
-    read = on(home, "consume", "ks.t", "--name", "a", "--until", text)
-    page = on(home, "report", str(FIRST_MS), text, "--html", tmp_path / "page.html")
-    shown = on(home, "streams", text, "--json")
-    whole = on(home, "verify-interval", str(FIRST_MS), text, "--consumer", "a", "--json")
-    assert (read.exit_code, page.exit_code, shown.exit_code) == (0, 0, 0), (read, page, shown)
-    assert whole.json["until"] == format_ms(THIRD_MS)
-    assert all(f"{text} is read as {format_ms(THIRD_MS)}" in each.stderr for each in (read, page, shown, whole))
+    assert run_at_third(home, "cql", "run", tmp_path / "one.cql", "--apply").exit_code == 0
+    consumed = run_at_third(home, "consume", "ks.t", "--name", "a", "--until", text)
+    page = run_at_third(home, "report", str(FIRST_MS), text, "--html", tmp_path / "page.html")
+    streams_answer = run_at_third(home, "streams", text, "--json")
+    verified = run_at_third(home, "verify-interval", str(FIRST_MS), text, "--consumer", "a", "--json")
+    assert (consumed.exit_code, page.exit_code, streams_answer.exit_code) == (0, 0, 0), (consumed, page, streams_answer)
+    assert verified.json["until"] == format_ms(THIRD_MS)
+    assert all(
+        f"{text} is read as {format_ms(THIRD_MS)}" in answer.stderr
+        for answer in (consumed, page, streams_answer, verified)
+    )
 
 
 def test_a_number_between_two_milliseconds_names_no_generation(three: Path) -> None:
-    """Their times have no µs: one line says how it was read."""
-    answer = on(three, "streams", str(THIRD_MS * 1000 + 1))
+    """Generations have times without µs; the message has the interpretation of the number."""
+    answer = run_at_third(three, "streams", str(THIRD_MS * 1000 + 1))
     assert (answer.exit_code, "finer than milliseconds" in answer.stderr) == (2, True), answer.stderr
 
 
 def test_small_numbers_are_microseconds(three: Path) -> None:
-    """As CQL's USING TIMESTAMP has them."""
-    assert on(three, "explain", "--token", "5", "--at", "1000", "--json").json["at"] == "1970-01-01T00:00:00.001Z"
+    """A small number is in µs, like CQL's USING TIMESTAMP."""
+    assert (
+        run_at_third(three, "explain", "--token", "5", "--at", "1000", "--json").json["at"]
+        == "1970-01-01T00:00:00.001Z"
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,7 +116,7 @@ def test_small_numbers_are_microseconds(three: Path) -> None:
     ],
 )
 def test_generations_have_short_names(three: Path, name: str, time_ms: Milliseconds) -> None:
-    """Two words, and the begin of a UUID or of a time, as far as one generation alone has it."""
+    """Two words, and any unambiguous prefix of a UUID or a time."""
     at = format_ms(SECOND_MS)
     answer = run("--home", three, "--clock", at, "diff", name, name, "--json")
     assert answer.exit_code == 0, answer.stderr
@@ -125,28 +131,28 @@ def test_generations_have_short_names(three: Path, name: str, time_ms: Milliseco
         ("new", "nor the"),
     ],
 )
-def test_a_name_of_none_or_several_is_refused(three: Path, name: str, said: str) -> None:
-    """And those that it could be are named."""
-    answer = on(three, "diff", name, "latest")
+def test_an_unknown_or_ambiguous_name_is_refused(three: Path, name: str, said: str) -> None:
+    """The message has the number of matching generations."""
+    answer = run_at_third(three, "diff", name, "latest")
     assert (answer.exit_code, said in answer.stderr) == (2, True), answer.stderr
 
 
-def test_both_policies_are_told(three: Path) -> None:
-    """The home's decides; the other stands beside it, whichever is asked for."""
+def test_both_policies_are_reported(three: Path) -> None:
+    """The chosen policy, by default the home's, decides, and the answer has the other policy's verdict."""
     at = format_ms(THIRD_MS - ONE_MS)
-    both = on(three, "explain", "--token", "5", "--at", at, "--json")
+    both = run_at_third(three, "explain", "--token", "5", "--at", at, "--json")
     assert (both.exit_code, both.json["policy"], both.json["verdict"]) == (1, "strict", "PAST")
     assert both.json["other_policies"]["recent-past"]["accepted"]
-    assert on(three, "explain", "--token", "5", "--at", at, "--policy", "both", "--json").json == both.json
-    other = on(three, "explain", "--token", "5", "--at", at, "--policy", "recent-past", "--json")
+    assert run_at_third(three, "explain", "--token", "5", "--at", at, "--policy", "both", "--json").json == both.json
+    other = run_at_third(three, "explain", "--token", "5", "--at", at, "--policy", "recent-past", "--json")
     assert (other.exit_code, other.json["accepted"]) == (0, True)
     assert other.json["other_policies"]["strict"]["verdict"] == "PAST"
-    assert "by recent-past" in on(three, "explain", "--token", "5", "--at", at).stdout
+    assert "by recent-past" in run_at_third(three, "explain", "--token", "5", "--at", at).stdout
 
 
-def test_the_list_tells_states_and_sizes(tmp_path: Path) -> None:
-    """Of a generation that a node names and nobody can read, too, which has no size."""
-    rows = on(home_of(tmp_path, "named_by_node"), "generations", "--json").rows
+def test_the_list_has_states_and_sizes(tmp_path: Path) -> None:
+    """A generation that a node names, but that cannot be read, is listed without a size."""
+    rows = run_at_third(home_of(tmp_path, "named_by_node"), "generations", "--json").rows
     assert [(row["state"], row["published"]) for row in rows] == [
         ("known but not retrievable", False),
         ("published", True),
@@ -156,29 +162,32 @@ def test_the_list_tells_states_and_sizes(tmp_path: Path) -> None:
 
 
 @pytest.mark.long("120 times a command")
-def test_a_changed_shard_count_tears_rows_and_streams_apart(tmp_path: Path) -> None:
-    """The stream lies where its token is on the ring as it stands, the row where its own is: both are named."""
+def test_a_changed_shard_count_separates_rows_and_streams(tmp_path: Path) -> None:
+    """The answer has the current locations of the stream's token and of the row's token."""
     home = home_of(tmp_path, "plain")
     lake, node = Lake(home / "lake"), parse_node(1)
     tokens = [-(2**62) + 17 * number * 2**52 for number in range(40)]
 
     def answers() -> list[dict[str, object]]:
         at = format_ms(FIRST_MS)
-        return [run("--home", home, "--clock", at, "explain", "--token", str(each), "--json").json for each in tokens]
+        return [
+            run("--home", home, "--clock", at, "explain", "--token", str(answer_or_token), "--json").json
+            for answer_or_token in tokens
+        ]
 
-    assert {each["colocated"] for each in answers()} == {None}
+    assert {answer_or_token["colocated"] for answer_or_token in answers()} == {None}
     write_nodes(lake, [node])
-    assert {each["colocated"] for each in answers()} == {True}
+    assert {answer_or_token["colocated"] for answer_or_token in answers()} == {True}
     write_nodes(lake, [replace(node, shard_count=7)])
-    torn = answers()
-    assert False in {each["colocated"] for each in torn}
-    for token, each in zip(tokens, torn, strict=True):
-        row, stream = each["row_location"], each["stream_location"]
+    after_resharding = answers()
+    assert False in {answer_or_token["colocated"] for answer_or_token in after_resharding}
+    for token, answer_or_token in zip(tokens, after_resharding, strict=True):
+        row, stream = answer_or_token["row_location"], answer_or_token["stream_location"]
         assert row == {"owner": str(node.host_id), "shard": int(shard_of(token, 7, node.ignore_msb))}
-        first = int.from_bytes(bytes.fromhex(str(each["stream_id"])[2:])[:8], "big", signed=True)
+        first = int.from_bytes(bytes.fromhex(str(answer_or_token["stream_id"])[2:])[:8], "big", signed=True)
         assert stream == {"owner": str(node.host_id), "shard": int(shard_of(first, 7, node.ignore_msb))}
-        assert each["colocated"] == (row == stream)
-    first_torn = tokens[[each["colocated"] for each in torn].index(False)]
-    shown = run("--home", home, "--clock", format_ms(FIRST_MS), "explain", "--token", str(first_torn)).stdout
-    assert "row is on" in shown
-    assert "stream is on" in shown
+        assert answer_or_token["colocated"] == (row == stream)
+    first_separated = tokens[[answer_or_token["colocated"] for answer_or_token in after_resharding].index(False)]
+    printed = run("--home", home, "--clock", format_ms(FIRST_MS), "explain", "--token", str(first_separated)).stdout
+    assert "row is on" in printed
+    assert "stream is on" in printed

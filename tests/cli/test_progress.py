@@ -1,4 +1,4 @@
-"""Progress is shown on a terminal, for work that takes more than two seconds, and nowhere else."""
+"""Progress is shown only on a terminal, for work that takes more than two seconds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ print("result")
 
 
 def on_terminal(seconds: float) -> str:
-    """What a program that works for some seconds writes to standard error, which is a terminal."""
+    """Return the standard error of a program that works for some seconds, on a terminal."""
     ours, theirs = pty.openpty()
     command = [sys.executable, "-c", _PROGRAM, str(seconds)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=theirs, env={**os.environ, "TERM": "xterm"}) as ran:
@@ -40,7 +40,7 @@ def on_terminal(seconds: float) -> str:
 
 @pytest.mark.parametrize(("seconds", "is_shown"), [(0.1, False), (3.0, True)])
 def test_only_long_work_shows_progress(seconds: float, is_shown: bool) -> None:
-    """The text and the elapsed time; short work writes nothing."""
+    """Long work shows the text and the elapsed time; short work writes nothing."""
     written = on_terminal(seconds)
     assert ("reading rows" in written) == is_shown
     assert ("0:00:02" in written) == is_shown

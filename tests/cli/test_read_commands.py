@@ -1,4 +1,4 @@
-"""The commands that look, on an imported home: their JSON has the shape that scripts rely on, and no JVM starts."""
+"""The reading commands on an imported home: their JSON has the shape that scripts rely on, and no JVM starts."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ AFTER = "2026-02-02T00:00:00Z"
 OWNERS = {token: (node.shard_count, node.ignore_msb) for node in NODES for token in node.tokens}
 
 
-def hexed(streams: Iterable[Any]) -> list[str]:
-    """Streams as the command line writes them."""
+def to_hex(streams: Iterable[Any]) -> list[str]:
+    """Return streams in the format of the command line."""
     return [f"0x{bytes(stream).hex()}" for stream in streams]
 
 
 def test_generations_are_listed_newest_first(cli: Cli) -> None:
-    """Each with its ID, its time, whether it has expired and whether it operates at the clock; its state and size."""
-    made = generation()
-    more = {"state": "published", "published": True, "nodes": None}
-    more |= {"num_ranges": len(made), "num_streams": len(made.streams)}
+    """Each has its ID, time, expiry, state and size, and whether it operates at the clock."""
+    description = generation()
+    other_fields = {"state": "published", "published": True, "nodes": None}
+    other_fields |= {"num_ranges": len(description), "num_streams": len(description.streams)}
     assert cli("--clock", BETWEEN, "generations", "--json").rows == [
-        {"id": OTHER_ID, "time": iso_time(LATER_MS), "expired": None, "operating": False, **more},
-        {"id": ID, "time": iso_time(TIME_MS), "expired": None, "operating": True, **more},
+        {"id": OTHER_ID, "time": iso_time(LATER_MS), "expired": None, "operating": False, **other_fields},
+        {"id": ID, "time": iso_time(TIME_MS), "expired": None, "operating": True, **other_fields},
     ]
 
 
@@ -59,37 +59,37 @@ def test_generations_are_listed_newest_first(cli: Cli) -> None:
         (AFTER, [OTHER_ID]),
     ],
 )
-def test_since_lists_what_a_reader_from_then_on_needs(cli: Cli, since: str, ids: list[str]) -> None:
-    """The generations from that time on and the one before; the newest alone where none starts that late."""
+def test_since_lists_the_generations_that_a_reader_needs(cli: Cli, since: str, ids: list[str]) -> None:
+    """The list has later generations and the one before, or the newest alone if none starts that late."""
     assert [row["id"] for row in cli("generations", "--since", since, "--json").rows] == ids
 
 
 @pytest.mark.parametrize("name", [iso_time(TIME_MS), ID, ID.upper(), iso_time(TIME_MS).replace("Z", "+00:00")])
 def test_streams_come_in_ring_order_and_shard_order(cli: Cli, name: str) -> None:
-    """A generation, by its time or its ID: every range end with its streams, position 0 being shard 0."""
+    """Every range end of a generation is listed with its streams, position 0 for shard 0."""
     description = generation()
     rows = cli("streams", name, "--json").rows
     assert [int(row["range_end"]) for row in rows] == description.range_ends.tolist()
     assert all(set(row) == {"range_end", "streams"} for row in rows)
     for number, row in enumerate(rows):
-        expected = hexed(description.entry(number).streams)
+        expected = to_hex(description.entry(number).streams)
         if int(row["range_end"]) == NARROW_END:
             row["streams"], expected = sorted(row["streams"]), sorted(expected)
         assert row["streams"] == expected
 
 
 def test_streams_for_people_name_every_shard(cli: Cli) -> None:
-    """One line a stream, with its range end and its shard."""
+    """Each stream has one line with its range end and its shard."""
     lines = cli("streams", ID).stdout.splitlines()
     description = generation()
     assert len(lines) == 1 + len(description.streams)
-    assert lines[1].split() == [str(description.range_ends[0]), "0", hexed(description.entry(0).streams)[0]]
+    assert lines[1].split() == [str(description.range_ends[0]), "0", to_hex(description.entry(0).streams)[0]]
     shards = [line.split()[1] for line in lines[1:] if line.split()[0] == str(NARROW_END)]
     assert shards == ["?", "?", "?", "?"]
 
 
-def test_the_ring_is_a_snapshot_that_import_takes(cli: Cli, tmp_path: Path) -> None:
-    """What `ring --json` writes makes the same ring in another home."""
+def test_the_ring_output_can_be_imported(cli: Cli, tmp_path: Path) -> None:
+    """The output of `ring --json` creates an equal ring in another home."""
     written = cli("ring", "--json")
     (tmp_path / "ring.json").write_text(written.stdout)
     assert run("--home", tmp_path / "home", "import", tmp_path / "ring.json").exit_code == 0
@@ -98,7 +98,7 @@ def test_the_ring_is_a_snapshot_that_import_takes(cli: Cli, tmp_path: Path) -> N
 
 
 def test_explain_names_all_of_a_write(cli: Cli) -> None:
-    """Token, generation, range, owner, shard and stream are what the rules say, for a key of every owner."""
+    """Token, generation, range, owner, shard and stream follow the rules, for a key of every owner."""
     entries = oracle.generation(OWNERS)
     description = generation()
     for number in range(40):
@@ -116,18 +116,18 @@ def test_explain_names_all_of_a_write(cli: Cli) -> None:
         owner = next(node for node in NODES if int(facts["range_end"]) in node.tokens)
         assert facts["owner"] == str(owner.host_id)
         assert facts["shard"] == shard
-        assert facts["stream_id"] == hexed([description.entry(row).streams[shard]])[0]
+        assert facts["stream_id"] == to_hex([description.entry(row).streams[shard]])[0]
         assert facts["accepted"] is True
         assert (facts["policy"], facts["at"], facts["now"]) == ("strict", iso_time_us(BETWEEN), iso_time_us(BETWEEN))
 
 
 def iso_time_us(text: str) -> str:
-    """A time as the platform writes it."""
+    """Return a time in the platform's format."""
     return text.replace("Z", ".000Z")
 
 
-def test_numbers_that_readers_would_round_go_out_as_text(cli: Cli) -> None:
-    """Beyond 2^53 whole numbers are text, up to it they are numbers."""
+def test_numbers_that_readers_would_round_are_text(cli: Cli) -> None:
+    """Integers beyond 2^53 are text, others are numbers."""
     small = cli("--clock", BETWEEN, "explain", "--token", str(2**53), "--json").json
     large = cli("--clock", BETWEEN, "explain", "--token", str(-(2**53) - 1), "--json").json
     assert (small["token"], large["token"]) == (2**53, str(-(2**53) - 1))
@@ -142,7 +142,7 @@ def test_several_keys_are_the_components_of_one(cli: Cli) -> None:
 
 @pytest.mark.parametrize(("at", "exit_code"), [("2026-02-01T12:00:04.999999Z", 0), ("2026-02-01T12:00:05Z", 1)])
 def test_a_refused_write_is_exit_code_one(cli: Cli, at: str, exit_code: int) -> None:
-    """The answer is no where the leeway of five seconds is over; it is explained all the same."""
+    """After the leeway of five seconds the write is refused, but explained nevertheless."""
     answer = cli("--clock", "2026-02-01T12:00:00Z", "explain", "--token", "1", "--at", at, "--json")
     assert (answer.exit_code, answer.json["accepted"]) == (exit_code, exit_code == 0)
     assert (answer.json["verdict"] == "FUTURE") == (exit_code == 1)
@@ -151,7 +151,7 @@ def test_a_refused_write_is_exit_code_one(cli: Cli, at: str, exit_code: int) -> 
 
 
 def test_the_policy_can_be_chosen(cli: Cli) -> None:
-    """A write to the generation before, two seconds after the switch: refused by the documents, taken since 2024."""
+    """Two seconds after a switch, a write to the previous generation is refused by strict alone."""
     write = ("--clock", "2026-02-01T12:00:02Z", "explain", "--token", "1", "--at", "2026-02-01T11:59:59Z", "--json")
     strict, recent = (cli(*write, "--policy", policy) for policy in ("strict", "recent-past"))
     assert (strict.exit_code, strict.json["policy"]) == (1, "strict")
@@ -168,7 +168,7 @@ def test_a_timestamp_may_be_in_microseconds(cli: Cli) -> None:
 
 
 def test_before_all_generations_there_is_no_stream(cli: Cli) -> None:
-    """The message that people search for is in the reason, and what cannot be told is null."""
+    """The reason has the message that people search for, and unknown fields are null."""
     answer = cli("--clock", "2026-01-01T00:00:00Z", "explain", "--token", "1", "--json")
     assert answer.exit_code == 1
     assert "could not find any CDC stream" in answer.json["reason"]
@@ -176,7 +176,7 @@ def test_before_all_generations_there_is_no_stream(cli: Cli) -> None:
 
 
 def test_a_shard_whose_order_is_unknown_is_not_named(tmp_path: Path) -> None:
-    """Streams that came without their description: explain says which range, and that it cannot name the shard."""
+    """Without the description, explain names the range and reports that the shard is unknown."""
     home = tmp_path / "home"
     (tmp_path / "s.csv").write_text(streams_csv({TIME_MS: generation()}), newline="")
     (tmp_path / "t.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
@@ -187,7 +187,7 @@ def test_a_shard_whose_order_is_unknown_is_not_named(tmp_path: Path) -> None:
 
 
 def test_a_write_to_a_range_of_one_token_is_not_guessed(cli: Cli) -> None:
-    """All streams there have that token. Which one is this shard's is unknown, so explain does not accept the write."""
+    """All streams of that range have its token, so explain cannot tell the shard's and refuses the write."""
     explained = cli("--clock", BETWEEN, "explain", "--token", str(NARROW_END), "--json")
     answer = explained.json
     assert (answer["range_start"], answer["range_end"]) == (100, NARROW_END)
@@ -197,7 +197,7 @@ def test_a_write_to_a_range_of_one_token_is_not_guessed(cli: Cli) -> None:
 
 
 def test_diff_counts_ranges_and_streams(cli: Cli) -> None:
-    """Two generations of one ring have the same ranges and no stream in common; one with itself has all."""
+    """Two generations of one ring have equal ranges and no common stream; a generation shares all with itself."""
     changed = cli("diff", ID, iso_time(LATER_MS), "--json").json
     streams = len(generation().streams)
     assert changed["old"] == {"id": ID, "time": iso_time(TIME_MS), "num_ranges": 6, "num_streams": streams}
@@ -209,8 +209,8 @@ def test_diff_counts_ranges_and_streams(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("command", [("generations",), ("ring",), ("diff", ID, OTHER_ID), ("explain", "--token", "1")])
-def test_tables_for_people_say_the_same(cli: Cli, command: tuple[str, ...]) -> None:
-    """Without --json the same facts come as text; nothing is cut off where no terminal is."""
+def test_text_output_has_the_facts_of_json(cli: Cli, command: tuple[str, ...]) -> None:
+    """Without --json the facts are text, and nothing is cut off without a terminal."""
     answer = cli("--clock", BETWEEN, *command)
     assert answer.exit_code == 0
     assert "…" not in answer.stdout
@@ -219,7 +219,7 @@ def test_tables_for_people_say_the_same(cli: Cli, command: tuple[str, ...]) -> N
 
 
 def test_queueing_is_idempotent_and_takes_standard_input(tmp_path: Path) -> None:
-    """The same node from a file and from standard input is one event with one generation."""
+    """A node from a file and from standard input is one event with one generation."""
     node = {"host_id": "55555555-5555-4555-8555-555555555555", "address": "a", "datacenter": "d", "rack": "r"}
     node |= {"num_tokens": 4, "shard_count": 2, "ignore_msb": 12}
     (tmp_path / "node.json").write_text(json.dumps(node))
@@ -231,7 +231,7 @@ def test_queueing_is_idempotent_and_takes_standard_input(tmp_path: Path) -> None
     assert from_input.json == from_file.json
 
 
-def test_a_waiting_join_can_be_taken_back(tmp_path: Path) -> None:
+def test_a_queued_join_can_be_withdrawn(tmp_path: Path) -> None:
     """A withdrawn node's tokens are free again."""
     node = {"host_id": "55555555-5555-4555-8555-555555555555", "address": "a", "datacenter": "d", "rack": "r"}
     node |= {"tokens": [5], "shard_count": 2, "ignore_msb": 12}
@@ -243,8 +243,8 @@ def test_a_waiting_join_can_be_taken_back(tmp_path: Path) -> None:
     assert run("--home", home, "bootstrap", "-", stdin=json.dumps(other)).exit_code == 0
 
 
-def test_import_reports_what_it_took(tmp_path: Path) -> None:
-    """Nodes, generations and rows as JSON; warnings on standard error alone."""
+def test_import_reports_what_it_imported(tmp_path: Path) -> None:
+    """The JSON has nodes, generations and rows; warnings are on standard error alone."""
     (tmp_path / "t.csv").write_text(timestamps_csv({TIME_MS: LATER_MS, LATER_MS: None}), newline="")
     answer = run("--home", tmp_path / "home", "import", tmp_path / "t.csv", "--json")
     assert answer.json["nodes"] == {"added": [], "changed": [], "removed": []}
@@ -266,8 +266,8 @@ LOOKS = {
 
 
 @pytest.mark.parametrize("command", LOOKS)
-def test_looking_starts_no_jvm(command: str, seeded_home: Path, tmp_path: Path) -> None:
-    """Neither Spark nor Dagster is loaded, and where there is no Java at all the answer is the same."""
+def test_reading_starts_no_jvm(command: str, seeded_home: Path, tmp_path: Path) -> None:
+    """Neither Spark nor Dagster is loaded, and without Java the answer is unchanged."""
     home = tmp_path / "home" if command == "bootstrap" else seeded_home
     code = f"""
 import sys
@@ -280,22 +280,33 @@ finally:
 """
     node = {"host_id": "55555555-5555-4555-8555-555555555555", "address": "a", "datacenter": "d", "rack": "r"}
     node |= {"num_tokens": 4, "shard_count": 2, "ignore_msb": 12}
-    bare = {name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PATH", "SPARK_REMOTE")}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in ("JAVA_HOME", "PATH", "SPARK_REMOTE")
+    }
     result = subprocess.run(
-        [sys.executable, "-c", code], env=bare, input=json.dumps(node), capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env=environment,
+        input=json.dumps(node),
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (result.returncode, result.stderr.strip()) == (0, "")
     assert result.stdout
 
 
-def test_colocation_is_told_of_every_shard(cli: Cli) -> None:
-    """The home's generation on its own ring colocates everything; one of other shards what the rule says, by shard."""
+def test_colocation_is_reported_for_every_shard(cli: Cli) -> None:
+    """The home's generation on its own ring colocates all keys, and the output has every node and shard."""
     ring = cli("ring", "--json").json
-    told = cli("--clock", AFTER, "ring", "--colocation", "--json").json
-    assert told["generation"]["time"] == iso_time(LATER_MS)
-    assert (told["vnode_colocation"], told["shard_colocation"], told["excess_streams"]) == (1.0, 1.0, 0)
-    assert [node["host_id"] for node in told["nodes"]] == [node["host_id"] for node in ring]
-    assert [len(node["shards"]) for node in told["nodes"]] == [node["shard_count"] for node in ring]
-    assert sum(each["share_of_ring"] for node in told["nodes"] for each in node["shards"]) == pytest.approx(1)
+    colocation = cli("--clock", AFTER, "ring", "--colocation", "--json").json
+    assert colocation["generation"]["time"] == iso_time(LATER_MS)
+    assert (colocation["vnode_colocation"], colocation["shard_colocation"], colocation["excess_streams"]) == (
+        1.0,
+        1.0,
+        0,
+    )
+    assert [node["host_id"] for node in colocation["nodes"]] == [node["host_id"] for node in ring]
+    assert [len(node["shards"]) for node in colocation["nodes"]] == [node["shard_count"] for node in ring]
+    assert sum(shard["share_of_ring"] for node in colocation["nodes"] for shard in node["shards"]) == pytest.approx(1)
     assert cli("ring", "--colocation", ID[:8]).exit_code == 2
     assert "same shard  100.000%" in cli("--clock", AFTER, "ring", "--colocation", ID).stdout

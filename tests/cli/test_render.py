@@ -53,18 +53,18 @@ DOCUMENT = {
     ],
 )
 def test_the_name_of_a_field_decides_its_format(name: str, value: object, shown: str) -> None:
-    """Units for bytes and durations, separators for counts, digits for tokens."""
+    """Bytes and durations get units, counts separators, and tokens plain digits."""
     assert format_field(name, value) == shown
 
 
 def test_labels_need_no_entry_for_plain_names() -> None:
-    """Underscores become spaces; prefixes of counts and suffixes of units are left out."""
+    """Underscores become spaces; prefixes of counts and suffixes of units are omitted."""
     labels = [get_label(name) for name in ("num_ranges", "ttl_seconds", "poll_s", "removable_at", "shard_count")]
     assert labels == ["ranges", "TTL", "poll", "removable at", "shards"]
 
 
 def test_units_change_at_their_bounds() -> None:
-    """The largest unit that gives at least one; durations in at most two units."""
+    """The unit is the largest that gives at least one; durations have at most two units."""
     assert [format_bytes(count) for count in (0, 1023, 1024, 1 << 20, 1 << 50, 1_023 << 20)] == [
         "0 B",
         "1023 B",
@@ -83,8 +83,8 @@ def test_units_change_at_their_bounds() -> None:
     assert (format_percent(None), format_percent(1 / 3)) == ("-", "33.333%")
 
 
-def test_json_has_the_exact_values_and_a_screen_the_same_fields(capsys: pytest.CaptureFixture[str]) -> None:
-    """The document itself, with its version and the steps to take next."""
+def test_json_has_exact_values_and_the_screen_all_fields(capsys: pytest.CaptureFixture[str]) -> None:
+    """The JSON is the document with its version and the next steps."""
     step = NextStep("cdc-platform check", "to see more")
     with click.Context(program):
         write_result(DOCUMENT, as_json=True, next_steps=[step])
@@ -100,7 +100,7 @@ def test_json_has_the_exact_values_and_a_screen_the_same_fields(capsys: pytest.C
 
 
 def test_a_view_of_none_hides_a_field(capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a field that only programs need."""
+    """A field for programs alone is not shown."""
     show_document(DOCUMENT, {"generations": None, "bytes": None})
     assert [line.split() for line in capsys.readouterr().out.splitlines()] == [
         ["table", "ks.t"],
@@ -110,7 +110,7 @@ def test_a_view_of_none_hides_a_field(capsys: pytest.CaptureFixture[str]) -> Non
 
 @pytest.mark.parametrize(("width", "dropped"), [(80, ["note"]), (60, ["state", "rows", "note"]), (400, [])])
 def test_a_narrow_screen_drops_the_last_columns(width: int, dropped: list[str]) -> None:
-    """IDs and times stay whole, and a line names what is not shown."""
+    """IDs and times stay whole, and a line names the omitted columns."""
     row = ["2026-10-10T00:00:00.384Z", "operating", "x" * 37, "word " * 3 + "y" * 30]
     names = ["time", "state", "rows", "note"]
     if width == 60:
@@ -122,7 +122,7 @@ def test_a_narrow_screen_drops_the_last_columns(width: int, dropped: list[str]) 
 
 
 def test_essential_columns_are_never_dropped() -> None:
-    """Where they do not fit, each row is a block of lines with all columns."""
+    """If they do not fit, each row becomes a block of lines with all columns."""
     row = ["2026-10-10T00:00:00.384Z", "x" * 37, "y" * 30, "z"]
     text = "\n".join(format_table_lines(["time", "host", "what", "note"], [row], 80, essential=3))
     assert "not shown" not in text

@@ -1,4 +1,4 @@
-"""Bad input of `repair` and `rehearse`: checked first, one clear line, exit code 2, nothing changed."""
+"""Invalid input to `repair` and `rehearse`: checked first, one clear line, exit code 2, no change."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ UNKNOWN = "99999999-9999-4999-8999-999999999999"
 
 
 def text(name: str, says: str, content: str | bytes, *options: str) -> Case:
-    """A rehearsal file with this text."""
+    """Return a case of a rehearsal file with this text."""
     return Case(f"rehearse: {name}", ("rehearse", "{dir}/steps.json", *options), says, {"steps.json": content})
 
 
 def steps(name: str, says: str, *changes: object, options: tuple[str, ...] = ()) -> Case:
-    """A rehearsal of these steps."""
+    """Return a case of a rehearsal of these steps."""
     return text(name, says, json.dumps(list(changes)), *options)
 
 
 def add(name: str, says: str, **fields: object) -> Case:
-    """A rehearsal in which one node joins, with some fields changed; None drops one."""
-    changed = {key: value for key, value in (ADD | fields).items() if value is not None}
-    return steps(name, says, {"add": changed})
+    """Return a case of a rehearsal in which one node joins, with some fields changed or, if None, dropped."""
+    node_fields = {key: value for key, value in (ADD | fields).items() if value is not None}
+    return steps(name, says, {"add": node_fields})
 
 
 def on_ring(name: str, says: str, content: str, *options: str) -> Case:
-    """A rehearsal that starts from a snapshot with this text."""
+    """Return a case of a rehearsal that starts from a snapshot with this text."""
     files = {"steps.json": '[{"repair": {}}]', "ring.json": content}
     return Case(f"ring: {name}", ("rehearse", "{dir}/steps.json", "--ring", "{dir}/ring.json", *options), says, files)
 
@@ -114,20 +114,20 @@ CASES = [*REPAIR, *FILES, *OPTIONS]
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bad_input_is_refused(case: Case, seeded_home: Path, tmp_path: Path) -> None:
-    """One line that says what and how to mend it; the home stays as it was."""
+    """One line with the error and the remedy; the home is unchanged."""
     assert_refused(case, seeded_home, tmp_path)
 
 
 def test_a_repair_while_a_node_joins_is_refused(seeded_home: Path, tmp_path: Path) -> None:
-    """The seeded home's third node waits to join: as long as it does no repair is asked for, needed or not."""
+    """While the seeded home's third node waits to join, a repair is refused, needed or not."""
     case = argument(
         "a node joins", "is in state JOINING; finish its join with: cdc-platform --home", "repair", "--strict"
     )
     assert_refused(case, seeded_home, tmp_path)
 
 
-def test_there_has_to_be_a_home(tmp_path: Path) -> None:
-    """Neither command makes one."""
+def test_a_missing_home_is_refused(tmp_path: Path) -> None:
+    """Neither command creates a home."""
     from support.command_line import run
 
     (tmp_path / "steps.json").write_text('[{"repair": {}}]', encoding="utf-8")

@@ -1,4 +1,4 @@
-"""`rewrite` from the export files of an old cluster to what `streams`, `explain` and `generations` then say."""
+"""`rewrite`, from the exports of an old cluster to the following output of `streams`, `explain` and `generations`."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ NOW = iso_time(Milliseconds(TIME_MS + 25 * HOUR_MS))
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home into which an old cluster was imported: three V1 generations, one too old, one without its data."""
-    made = {OLD_MS: ONE, TIME_MS: OTHER, LATER_MS: ONE}
+    """A home with an imported old cluster: three V1 generations, one too old, one without its data."""
+    generations_by_time = {OLD_MS: ONE, TIME_MS: OTHER, LATER_MS: ONE}
     files = {
         "ring.json": json.dumps(SNAPSHOT),
-        "streams.csv": v1_streams_csv(made),
+        "streams.csv": v1_streams_csv(generations_by_time),
         "descriptions.csv": v1_descriptions_csv({OLD_MS: ONE, TIME_MS: OTHER}),
         "local.csv": local_csv({"cdc_local": (TIME_MS, None)}),
     }
@@ -51,125 +51,131 @@ def home(tmp_path: Path) -> Path:
         ("import", *(tmp_path / name for name in files), "--node", HOST),
         ("tables", "add", "ks.t", "--ttl", "86400", "--created-at", iso_time(OLD_MS)),
     ):
-        done = run("--home", home, "--clock", NOW, *command)
-        assert done.exit_code == 0, done.stderr
+        result = run("--home", home, "--clock", NOW, *command)
+        assert result.exit_code == 0, result.stderr
     return home
 
 
-def on(home: Path, *args: str) -> Answer:
-    """The program at the stopped clock."""
+def run_now(home: Path, *args: str) -> Answer:
+    """Run the program at the stopped clock."""
     return run("--home", home, "--clock", NOW, *args)
 
 
-def listed(answer: Answer) -> list[tuple[str, str]]:
-    """Each time with its action."""
+def list_actions(answer: Answer) -> list[tuple[str, str]]:
+    """Return each time with its action."""
     return [(row["time"], row["action"]) for row in answer.json["decisions"]]
 
 
-def test_a_dry_run_and_the_run_say_the_same(home: Path) -> None:
-    """Oldest first, each with its reason; missing data is also told on standard error, and is no failure."""
-    planned = on(home, "rewrite", "--dry-run", "--json")
+def test_a_dry_run_has_the_decisions_of_the_run(home: Path) -> None:
+    """Oldest first, each with its reason; missing data also causes a warning, and is no failure."""
+    planned = run_now(home, "rewrite", "--dry-run", "--json")
     assert planned.exit_code == 0
-    assert listed(planned) == [
+    assert list_actions(planned) == [
         (iso_time(OLD_MS), "skip-too-old"),
         (iso_time(TIME_MS), "rewrite"),
         (iso_time(LATER_MS), "missing-data"),
     ]
     assert all(row["reason"] for row in planned.json["decisions"])
-    done = on(home, "rewrite", "--json")
-    assert (done.exit_code, done.json["decisions"]) == (0, planned.json["decisions"])
-    assert "cdc_generation_descriptions has no row of this time" in done.stderr
-    again = on(home, "rewrite", "--json")
-    assert (again.exit_code, again.json["decisions"]) == (0, [])
-    assert "every node is marked as rewritten already" in again.stderr
-    assert listed(on(home, "rewrite", "--force", "--json"))[1] == (iso_time(TIME_MS), "skip-present")
+    result = run_now(home, "rewrite", "--json")
+    assert (result.exit_code, result.json["decisions"]) == (0, planned.json["decisions"])
+    assert "cdc_generation_descriptions has no row of this time" in result.stderr
+    second = run_now(home, "rewrite", "--json")
+    assert (second.exit_code, second.json["decisions"]) == (0, [])
+    assert "every node is marked as rewritten already" in second.stderr
+    assert list_actions(run_now(home, "rewrite", "--force", "--json"))[1] == (iso_time(TIME_MS), "skip-present")
 
 
-def test_what_was_rewritten_is_read_like_any_generation(home: Path) -> None:
-    """Before: known to nodes, not to readers. After: its streams in shard order, and writes explained."""
-    before = on(home, "streams", iso_time(TIME_MS), "--json")
+def test_a_rewritten_generation_is_read_like_any_other(home: Path) -> None:
+    """Before, nodes know the generation but readers do not; afterwards its streams are in shard order."""
+    before = run_now(home, "streams", iso_time(TIME_MS), "--json")
     assert before.exit_code == 2
     assert "is not published yet" in before.stderr
     at = iso_time(TIME_MS + HOUR_MS)
-    early = run("--home", home, "--clock", at, "explain", "--token", "42", "--json")
-    assert on(home, "rewrite").exit_code == 0
-    rows: list[dict[str, Any]] = on(home, "streams", iso_time(TIME_MS), "--json").rows
+    explained_before = run("--home", home, "--clock", at, "explain", "--token", "42", "--json")
+    assert run_now(home, "rewrite").exit_code == 0
+    rows: list[dict[str, Any]] = run_now(home, "streams", iso_time(TIME_MS), "--json").rows
     expected = [
         ["0x" + bytes(stream).hex() for stream in OTHER.entry(row).streams] for row in range(len(OTHER.range_ends))
     ]
     assert [row["streams"] for row in rows] == expected
     explained = run("--home", home, "--clock", at, "explain", "--token", "42", "--json")
-    assert explained.exit_code == early.exit_code == 0, explained.stderr
-    assert explained.json == early.json
-    place = next(row for row, end in enumerate(OTHER.range_ends.tolist()) if end >= 42)
-    assert explained.json["stream_id"] in expected[place]
+    assert explained.exit_code == explained_before.exit_code == 0, explained.stderr
+    assert explained.json == explained_before.json
+    index = next(row for row, end in enumerate(OTHER.range_ends.tolist()) if end >= 42)
+    assert explained.json["stream_id"] in expected[index]
 
 
 def test_one_node_at_a_time(home: Path) -> None:
-    """A rolling upgrade: --node marks that node alone; the table names who is marked."""
-    first = on(home, "rewrite", "--node", OTHER_HOST)
+    """In a rolling upgrade, --node marks one node alone, and the output lists the marked nodes."""
+    first = run_now(home, "rewrite", "--node", OTHER_HOST)
     assert first.exit_code == 0
     assert f"marked as rewritten  {OTHER_HOST}" in first.stdout
-    second = on(home, "rewrite", "--json")
-    assert listed(second)[1] == (iso_time(TIME_MS), "skip-present")
+    second = run_now(home, "rewrite", "--json")
+    assert list_actions(second)[1] == (iso_time(TIME_MS), "skip-present")
 
 
-def test_the_steps_are_told_with_verbose(home: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """-v tells every step with its reason."""
+def test_verbose_prints_the_steps(home: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """-v prints every step with its reason."""
     caplog.set_level("INFO", logger="cdc_platform")
     assert run("--home", home, "--clock", NOW, "-v", "rewrite").exit_code == 0
-    told = [record.message for record in caplog.records if record.message.startswith("step")]
-    assert [line.split(":")[0] for line in told] == ["step 3", "step 4", "step 6", "step 6", "step 6", "step 7"]
+    messages = [record.message for record in caplog.records if record.message.startswith("step")]
+    assert [line.split(":")[0] for line in messages] == ["step 3", "step 4", "step 6", "step 6", "step 6", "step 7"]
 
 
 def test_settings_reach_the_rule(home: Path) -> None:
-    """`use_creation_time` leaves out what was superseded before the log was created."""
+    """`use_creation_time` excludes generations superseded before the creation of the log."""
     (home / "settings.toml").write_text("use_creation_time = true\nclock_margin_ms = 10000\n", encoding="utf-8")
     far = iso_time(Milliseconds(TIME_MS + 1000 * HOUR_MS))
     answer = run("--home", home, "--clock", far, "rewrite", "--dry-run", "--json")
-    assert [action for _, action in listed(answer)] == ["skip-too-old", "skip-too-old", "missing-data"]
+    assert [action for _, action in list_actions(answer)] == ["skip-too-old", "skip-too-old", "missing-data"]
     (home / "settings.toml").write_text("dont_rewrite_streams = true\n", encoding="utf-8")
-    refused = on(home, "rewrite", "--json")
+    refused = run_now(home, "rewrite", "--json")
     assert (refused.exit_code, refused.json["decisions"]) == (0, [])
     assert "an administrator must handle the old table" in refused.stderr
 
 
-def test_a_later_import_of_the_missing_data_is_taken_up(home: Path, tmp_path: Path) -> None:
-    """The description turns up after every node was marked: --force rewrites it."""
-    assert on(home, "rewrite").exit_code == 0
+def test_a_later_import_of_missing_data_is_rewritten(home: Path, tmp_path: Path) -> None:
+    """If the description is imported after every node was marked, --force rewrites it."""
+    assert run_now(home, "rewrite").exit_code == 0
     late = tmp_path / "late.csv"
     late.write_text(v1_descriptions_csv({LATER_MS: ONE}), encoding="utf-8", newline="")
     assert run("--home", home, "import", late).exit_code == 0
-    assert listed(on(home, "rewrite", "--force", "--json"))[2] == (iso_time(LATER_MS), "rewrite")
-    assert len(on(home, "streams", iso_time(LATER_MS), "--json").rows) == len(ONE)
+    assert list_actions(run_now(home, "rewrite", "--force", "--json"))[2] == (iso_time(LATER_MS), "rewrite")
+    assert len(run_now(home, "streams", iso_time(LATER_MS), "--json").rows) == len(ONE)
 
 
-def test_the_documented_example_is_true(tmp_path: Path) -> None:
-    """What the page about the rewrite tells a reader to type gives what it shows."""
+def test_the_documented_example_is_correct(tmp_path: Path) -> None:
+    """The commands of the page about the rewrite give the output on the page."""
     root = Path(__file__).resolve().parents[2]
     page = (root / "docs" / "rewrite.md").read_text(encoding="utf-8")
-    typed = [line.removeprefix("$ cdc-platform ") for line in page.splitlines() if line.startswith("$ cdc-platform ")]
+    command_lines = [
+        line.removeprefix("$ cdc-platform ") for line in page.splitlines() if line.startswith("$ cdc-platform ")
+    ]
     answers = []
-    for line in typed:
+    for line in command_lines:
         words = [str(root / word) if word.startswith("docs/") else word for word in line.split()]
         answers.append(run("--home", tmp_path / "home", *words))
     assert [answer.exit_code for answer in answers] == [0] * 4
-    for time, action in listed(answers[-1]):
+    for time, action in list_actions(answers[-1]):
         assert f"{time}   {action}" in page
     assert answers[0].stderr[:100] in page
     assert len(answers[-1].json["decisions"]) == 3
 
 
-def test_v1_and_v2_are_compared_and_written_to_alike(home: Path) -> None:
-    """`diff` of two V1 generations, and the streams of writes into one: by the description of its own format."""
-    found = on(home, "diff", iso_time(OLD_MS), iso_time(TIME_MS), "--json")
-    assert found.exit_code == 0, found.stderr
-    assert (found.json["old"]["id"], found.json["old"]["num_streams"], found.json["streams_kept"]) == (None, 22, 0)
-    streams_of = StreamSources(Lake(home / "lake")).generations.finder()
+def test_v1_generations_can_be_compared_and_written_to(home: Path) -> None:
+    """`diff` of two V1 generations and the streams of writes use the V1 description."""
+    comparison = run_now(home, "diff", iso_time(OLD_MS), iso_time(TIME_MS), "--json")
+    assert comparison.exit_code == 0, comparison.stderr
+    assert (comparison.json["old"]["id"], comparison.json["old"]["num_streams"], comparison.json["streams_kept"]) == (
+        None,
+        22,
+        0,
+    )
+    find_streams = StreamSources(Lake(home / "lake")).generations.finder()
     keys = [bytes([number, 0, 0, 7]) for number in range(20)]
     times = [(OLD_MS, ONE), (TIME_MS, OTHER)]
-    for time_ms, made in times:
-        given = streams_of(pa.array(keys, pa.binary()), pa.array([us_from_ms(time_ms) + 5] * len(keys)))
+    for time_ms, description in times:
+        streams = find_streams(pa.array(keys, pa.binary()), pa.array([us_from_ms(time_ms) + 5] * len(keys)))
         tokens = [oracle.token_of(key) for key in keys]
-        expected = [bytes(stream) for stream in made.streams_of(tokens)]
-        assert given.to_pylist() == expected
+        expected = [bytes(stream) for stream in description.streams_of(tokens)]
+        assert streams.to_pylist() == expected

@@ -1,4 +1,4 @@
-"""Bad input about V1 tables and their rewrite: each refused with one line, and the home byte for byte as before."""
+"""Invalid input about V1 tables and their rewrite: each is refused in one line, and the home is unchanged."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ NEW, OTHER = generation("8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de003"), generation(OTHE
 
 
 def export(name: str, says: str, *texts: str, options: tuple[str, ...] = ()) -> Case:
-    """Export files with these texts."""
+    """Return a case of export files with these texts."""
     files = {f"{number}.csv": text for number, text in enumerate(texts)}
     return Case(f"export: {name}", ("import", *(f"{{dir}}/{file}" for file in files), *options), says, files)
 
 
-def described(name: str, says: str, cell: str) -> Case:
-    """cdc_generation_descriptions with this one cell."""
+def description_case(name: str, says: str, cell: str) -> Case:
+    """Return a case of cdc_generation_descriptions with this one cell."""
     return export(f"description, {name}", says, f'time,description,expired\r\n{AT},"{cell}",\r\n')
 
 
-def local(name: str, says: str, *lines: str, options: tuple[str, ...] = ("--node", HOST)) -> Case:
-    """cdc_local with these lines."""
+def local_case(name: str, says: str, *lines: str, options: tuple[str, ...] = ("--node", HOST)) -> Case:
+    """Return a case of cdc_local with these lines."""
     text = "".join(f"{line}\r\n" for line in ("key,streams_timestamp,uuid", *lines))
     return export(f"cdc_local, {name}", says, text, options=options)
 
@@ -60,16 +60,18 @@ REQUESTS = [
     argument("import --node that is no UUID", "not a valid UUID", "import", "x.csv", "--node", "10.0.0.1"),
 ]
 DESCRIPTIONS = [
-    described("none", "no ranges", ""),
-    described("cut", "half-written export", f"[(5, [{BLOB}, {TWO[:20]}"),
-    described("a range without streams", "is no entry", "[(5, [], 12)]"),
-    described("a tuple of two", "is no entry", f"[(5, [{BLOB}])]"),
-    described("a short stream ID", "is no entry", f"[(5, [{BLOB[:-2]}], 12)]"),
-    described("ranges that fall", "range ends ascend, each once", f"[(5, [{BLOB}], 12), (-5, [{TWO}], 12)]"),
-    described("a range end twice", "range ends ascend, each once", f"[(5, [{BLOB}], 12), (5, [{TWO}], 12)]"),
-    described("no token", "is no token", f"[(-9223372036854775808, [{BLOB}], 12)]"),
-    described("too many ignored bits", "ignore_msb 32 is out of range", f"[(5, [{BLOB}], 32)]"),
-    described("a stream of old", "older than the version field", "[(5, [0x0521d5ce4a4a8ca552f83d88a1ae55d2], 12)]"),
+    description_case("none", "no ranges", ""),
+    description_case("cut", "half-written export", f"[(5, [{BLOB}, {TWO[:20]}"),
+    description_case("a range without streams", "is no entry", "[(5, [], 12)]"),
+    description_case("a tuple of two", "is no entry", f"[(5, [{BLOB}])]"),
+    description_case("a short stream ID", "is no entry", f"[(5, [{BLOB[:-2]}], 12)]"),
+    description_case("ranges that fall", "range ends ascend, each once", f"[(5, [{BLOB}], 12), (-5, [{TWO}], 12)]"),
+    description_case("a range end twice", "range ends ascend, each once", f"[(5, [{BLOB}], 12), (5, [{TWO}], 12)]"),
+    description_case("no token", "is no token", f"[(-9223372036854775808, [{BLOB}], 12)]"),
+    description_case("too many ignored bits", "ignore_msb 32 is out of range", f"[(5, [{BLOB}], 32)]"),
+    description_case(
+        "a stream of old", "older than the version field", "[(5, [0x0521d5ce4a4a8ca552f83d88a1ae55d2], 12)]"
+    ),
     export(
         "description, a time twice",
         ".000Z, first in line 2",
@@ -97,12 +99,12 @@ STREAMS = [
     export("flat streams, expiry that is no time", "expired", f"time,expired,streams\r\n{AT},soon,{{{BLOB}}}\r\n"),
 ]
 LOCAL = [
-    local("of nobody", "name it with --node HOST_ID", f"cdc_local,{AT},", options=()),
-    local("an unknown key", "it is cdc_local or rewritten", f"cdc_future,{AT},"),
-    local("no UUID", "uuid: 'abc' is no UUID", f"cdc_local,{AT},abc"),
-    local("a UUID without a time", "without streams_timestamp", f"cdc_local,,{ID}"),
-    local("no time", "streams_timestamp: not a time", "cdc_local,yesterday,"),
-    local("a key twice", "duplicate row with key cdc_local", f"cdc_local,{AT},", f"cdc_local,{AT},{ID}"),
+    local_case("of nobody", "name it with --node HOST_ID", f"cdc_local,{AT},", options=()),
+    local_case("an unknown key", "it is cdc_local or rewritten", f"cdc_future,{AT},"),
+    local_case("no UUID", "uuid: 'abc' is no UUID", f"cdc_local,{AT},abc"),
+    local_case("a UUID without a time", "without streams_timestamp", f"cdc_local,,{ID}"),
+    local_case("no time", "streams_timestamp: not a time", "cdc_local,yesterday,"),
+    local_case("a key twice", "duplicate row with key cdc_local", f"cdc_local,{AT},", f"cdc_local,{AT},{ID}"),
     export(
         "cdc_local, two nodes under one name",
         "key cdc_local is also in",
@@ -128,7 +130,7 @@ CASES = [*REQUESTS, *DESCRIPTIONS, *STREAMS, *LOCAL]
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_bad_input_is_refused(case: Case, seeded_home: Path, tmp_path: Path) -> None:
-    """Exit code 2, one line that says what is wrong and how to mend it, nothing on standard output, nothing written."""
+    """Exit code 2, one line with the error and the remedy, no standard output, and no write."""
     assert_refused(case, seeded_home, tmp_path)
 
 
@@ -143,15 +145,15 @@ SETTINGS = [
 
 @pytest.mark.parametrize(("line", "says"), SETTINGS)
 def test_bad_settings_are_refused(line: str, says: str, seeded_home: Path, tmp_path: Path) -> None:
-    """A setting of the rewrite out of its bounds or of another type."""
+    """A setting of the rewrite that is out of bounds or of another type is refused."""
     home = tmp_path / "home"
     shutil.copytree(seeded_home, home)
     (home / "settings.toml").write_text(line + "\n", encoding="utf-8")
     assert_refused(argument(f"settings: {line}", says, "rewrite", "--node", HOST), home, tmp_path)
 
 
-def test_a_home_without_a_ring_names_the_mend(tmp_path: Path) -> None:
-    """Nobody to rewrite for: neither a ring nor a node that is named."""
+def test_a_home_without_a_ring_names_the_remedy(tmp_path: Path) -> None:
+    """Without a ring and a named node, the message says how to name one."""
     from cdc_platform.home_location import open_home_location
 
     home = tmp_path / "home"

@@ -1,4 +1,4 @@
-"""`simulate`: its figures, exit codes, searches, scenarios, traces and pictures, through the whole command."""
+"""`simulate`: figures, exit codes, searches, scenarios, traces and pictures, through the whole command."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from cdc_platform.simulation import Property
 
 SHORT = ("--nodes", "4", "--delay", "6s")
 FAILING = 41
-"""A seed at which that delay is too short."""
+"""A seed for which that delay is too short."""
 
 
-def simulated(tmp_path: Path, *options: object, exit_code: int = 0) -> dict[str, Any]:
-    """The document of a run without a home."""
+def simulate(tmp_path: Path, *options: object, exit_code: int = 0) -> dict[str, Any]:
+    """Return the document of a run without a home."""
     result = run("--home", tmp_path / "none", "simulate", *map(str, options), "--json")
     assert result.exit_code == exit_code, result.stderr
     assert not (tmp_path / "none").exists()
@@ -27,8 +27,8 @@ def simulated(tmp_path: Path, *options: object, exit_code: int = 0) -> dict[str,
 
 
 def test_every_property_is_listed(tmp_path: Path) -> None:
-    """Each with its violations; 0 and exit code 0 where all hold."""
-    document = simulated(tmp_path, "--nodes", "3", "--seeds", "3")
+    """Each property has its number of violations; the exit code is 0 if all hold."""
+    document = simulate(tmp_path, "--nodes", "3", "--seeds", "3")
     assert [row["property"] for row in document["properties"]] == [property.value for property in Property]
     assert {row["violations"] for row in document["properties"]} == {0}
     assert document["histories"] == 3
@@ -38,18 +38,18 @@ def test_every_property_is_listed(tmp_path: Path) -> None:
 
 def test_a_violation_is_exit_code_1(tmp_path: Path) -> None:
     """The table names the seeds, and `--seed` runs one of them."""
-    document = simulated(tmp_path, *SHORT, "--seeds", "42", exit_code=1)
+    document = simulate(tmp_path, *SHORT, "--seeds", "42", exit_code=1)
     rows = {row["property"]: row for row in document["properties"]}
     seeds = rows["right-generation"]["seeds"].split(", ")
     assert str(FAILING) in seeds
-    one = simulated(tmp_path, *SHORT, "--seed", FAILING, exit_code=1)
-    assert "right-generation" in {row["property"] for row in one["violations"]}
-    assert one["trace"] == []
+    single = simulate(tmp_path, *SHORT, "--seed", FAILING, exit_code=1)
+    assert "right-generation" in {row["property"] for row in single["violations"]}
+    assert single["trace"] == []
 
 
-def test_a_trace_is_of_the_smallest_history(tmp_path: Path) -> None:
-    """Shrinking leaves one join, at most two writes and no fault; the violation stands where it happens."""
-    document = simulated(tmp_path, *SHORT, "--seed", FAILING, "--trace", exit_code=1)
+def test_a_trace_shows_the_smallest_history(tmp_path: Path) -> None:
+    """Shrinking leaves one join, at most two writes and no fault; the trace has the violation at its time."""
+    document = simulate(tmp_path, *SHORT, "--seed", FAILING, "--trace", exit_code=1)
     assert (document["operations"], document["faults"]) == (1, 0)
     assert document["accepted_writes"] <= 2
     lines = [row["line"] for row in document["trace"]]
@@ -60,12 +60,12 @@ def test_a_trace_is_of_the_smallest_history(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("seed", "exit_code"), [(FAILING, 1), (1, 0)])
 def test_a_picture(tmp_path: Path, seed: int, exit_code: int) -> None:
-    """A PNG, of a violation or of none; and never over a file that exists."""
+    """The picture is a PNG, with or without a violation, and never overwrites a file."""
     target = tmp_path / "history.png"
-    simulated(tmp_path, *SHORT, "--seed", seed, "--picture", target, exit_code=exit_code)
+    simulate(tmp_path, *SHORT, "--seed", seed, "--picture", target, exit_code=exit_code)
     assert target.read_bytes().startswith(b"\x89PNG")
-    again = run("--home", tmp_path / "none", "simulate", *SHORT, "--seed", str(seed), "--picture", target)
-    assert again.exit_code == 2
+    second = run("--home", tmp_path / "none", "simulate", *SHORT, "--seed", str(seed), "--picture", target)
+    assert second.exit_code == 2
 
 
 @pytest.mark.parametrize(
@@ -78,28 +78,28 @@ def test_a_picture(tmp_path: Path, seed: int, exit_code: int) -> None:
     ],
 )
 def test_the_smallest_value(tmp_path: Path, setting: str, options: tuple[str, ...]) -> None:
-    """Half a second less than the least that was found fails, by the seed that is named."""
+    """Half a second less than the found minimum fails, with the named seed."""
     base = ("--nodes", "3", *options)
-    found = simulated(tmp_path, *base, "--find", setting, "--seeds", "12")
-    assert found["searched"] == setting
-    assert found["seeds_without_violation"] == 12
-    assert found["failing_ms"] is None or found["smallest_ms"] - found["failing_ms"] == 500
-    if found["failing_ms"] is not None and setting in ("delay", "window"):
-        value = f"{found['failing_ms']}ms"
-        simulated(tmp_path, *base, f"--{setting}", value, "--seed", found["failing_seed"], exit_code=1)
+    result = simulate(tmp_path, *base, "--find", setting, "--seeds", "12")
+    assert result["searched"] == setting
+    assert result["seeds_without_violation"] == 12
+    assert result["failing_ms"] is None or result["smallest_ms"] - result["failing_ms"] == 500
+    if result["failing_ms"] is not None and setting in ("delay", "window"):
+        value = f"{result['failing_ms']}ms"
+        simulate(tmp_path, *base, f"--{setting}", value, "--seed", result["failing_seed"], exit_code=1)
 
 
-def test_a_scenario_is_the_options_it_has(tmp_path: Path) -> None:
-    """The same document; options on the command line win."""
+def test_a_scenario_equals_its_options(tmp_path: Path) -> None:
+    """A scenario file gives the document of its options; options on the command line take precedence."""
     scenario = tmp_path / "scenario.toml"
     scenario.write_text(
         'nodes = 4\njoin = 2\nskew = "2s"\nloss = 0.05\nread_outage = ["20s@1"]\nserver_timestamps = true\nseeds = 2\n'
     )
     options = "--nodes 4 --join 2 --skew 2s --loss 0.05 --read-outage 20s@1 --server-timestamps --seeds 2"
-    assert simulated(tmp_path, "--scenario", scenario) == simulated(tmp_path, *options.split())
-    assert simulated(tmp_path, "--scenario", scenario, "--seeds", 1)["histories"] == 1
+    assert simulate(tmp_path, "--scenario", scenario) == simulate(tmp_path, *options.split())
+    assert simulate(tmp_path, "--scenario", scenario, "--seeds", 1)["histories"] == 1
     scenario.write_text('nodes = 4\njoins = 2\nread_outage = "20s@1"\nseeds = 2\n')
-    assert simulated(tmp_path, "--scenario", scenario)["generations"] == 4
+    assert simulate(tmp_path, "--scenario", scenario)["generations"] == 4
 
 
 @pytest.mark.parametrize(
@@ -117,8 +117,8 @@ def test_a_scenario_is_the_options_it_has(tmp_path: Path) -> None:
         ('scenario = "other.toml"', "scenario is no option"),
     ],
 )
-def test_a_scenario_that_is_refused(tmp_path: Path, text: str, named: str) -> None:
-    """By the name of what is wrong."""
+def test_an_invalid_scenario_is_refused(tmp_path: Path, text: str, named: str) -> None:
+    """The message names the invalid part."""
     (tmp_path / "scenario.toml").write_text(text)
     result = run("--home", tmp_path / "none", "simulate", "--scenario", tmp_path / "scenario.toml")
     assert result.exit_code == 2
@@ -151,15 +151,15 @@ def test_a_scenario_that_is_refused(tmp_path: Path, text: str, named: str) -> No
         ("--nodes 3 --protocol two-phase --lease 0s", "not longer than the margin"),
     ],
 )
-def test_options_that_are_refused(tmp_path: Path, options: str, named: str) -> None:
-    """Before anything runs."""
+def test_invalid_options_are_refused(tmp_path: Path, options: str, named: str) -> None:
+    """The options are refused before anything runs."""
     result = run("--home", tmp_path / "none", "simulate", *options.split())
     assert result.exit_code == 2
     assert named in result.stderr
 
 
 def test_the_ring_and_the_settings_of_the_home(tmp_path: Path) -> None:
-    """Its nodes, its policy and its protocol apply where no option says otherwise."""
+    """The home's nodes, policy and protocol apply unless an option differs."""
     home = home_with_generations(tmp_path, {ID: TIME_MS, OTHER_ID: LATER_MS}, ring=json.dumps(SNAPSHOT))
     (home / "settings.toml").write_text('two_phase_switch = true\npolicy = "recent-past"\n')
     result = run("--home", home, "simulate", "--seed", "1", "--trace", "--json")
@@ -170,22 +170,22 @@ def test_the_ring_and_the_settings_of_the_home(tmp_path: Path) -> None:
 
 
 def test_tablets_split_and_merge(tmp_path: Path) -> None:
-    """One split unless more is asked for; the trace speaks of stream sets, and rows are apart until they begin."""
+    """By default there is one split; the trace has stream sets, and rows are apart until a set starts."""
     base = ("--nodes", "3", "--protocol", "tablets")
-    assert simulated(tmp_path, *base, "--seeds", "2")["generations"] == 2
-    document = simulated(tmp_path, *base, "--split", "2", "--merge", "1", "--seeds", "4")
+    assert simulate(tmp_path, *base, "--seeds", "2")["generations"] == 2
+    document = simulate(tmp_path, *base, "--split", "2", "--merge", "1", "--seeds", "4")
     assert (document["generations"], document["rows_in_wrong_generation"]) == (12, 0)
     assert document["rows_apart"] > 0
-    trace = simulated(tmp_path, *base, "--seed", "1", "--trace")["trace"]
+    trace = simulate(tmp_path, *base, "--seed", "1", "--trace")["trace"]
     assert any("introduces stream set 1" in row["line"] for row in trace)
-    short = simulated(tmp_path, *base, "--split", "2", "--delay", "4500ms", "--seeds", "10", exit_code=1)
+    short = simulate(tmp_path, *base, "--split", "2", "--delay", "4500ms", "--seeds", "10", exit_code=1)
     assert short["properties"][0]["violations"] > 0
 
 
 def test_the_datacenters_of_the_home(tmp_path: Path) -> None:
-    """The distance counts between those of its ring; a number of datacenters spreads the nodes otherwise."""
+    """The distance applies between the ring's datacenters; a number of datacenters distributes the nodes."""
 
-    def learned(*options: object, snapshot: list[dict[str, Any]]) -> float:
+    def read_worst_time(*options: object, snapshot: list[dict[str, Any]]) -> float:
         folder = tmp_path / f"{len(list(tmp_path.iterdir()))}"
         folder.mkdir()
         home = home_with_generations(folder, {ID: TIME_MS, OTHER_ID: LATER_MS}, ring=json.dumps(snapshot))
@@ -193,7 +193,7 @@ def test_the_datacenters_of_the_home(tmp_path: Path) -> None:
         figures = {row["figure"]: row["worst"] for row in json.loads(result.stdout)["figures"]}
         return figures["until the last node has learned, s"]
 
-    apart = [node | {"datacenter": f"dc{index}"} for index, node in enumerate(SNAPSHOT)]
-    together = [node | {"datacenter": "dc1"} for node in SNAPSHOT]
-    assert learned(snapshot=apart) > learned(snapshot=together)
-    assert learned("--datacenters", "2", snapshot=together) > learned(snapshot=together)
+    three_datacenters = [node | {"datacenter": f"dc{index}"} for index, node in enumerate(SNAPSHOT)]
+    one_datacenter = [node | {"datacenter": "dc1"} for node in SNAPSHOT]
+    assert read_worst_time(snapshot=three_datacenters) > read_worst_time(snapshot=one_datacenter)
+    assert read_worst_time("--datacenters", "2", snapshot=one_datacenter) > read_worst_time(snapshot=one_datacenter)

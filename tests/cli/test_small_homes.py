@@ -1,4 +1,4 @@
-"""Small homes: with work for one task, nothing that is asked of them starts a JVM, by whatever door."""
+"""In small homes, with work for one task, no command starts a JVM, from any entry point."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ def without_java(tmp_path: Path) -> dict[str, str]:
 
 
 def command(home: Path, environment: dict[str, str], *args: str) -> subprocess.CompletedProcess[str]:
-    """Run the program as a process of its own."""
-    call = [sys.executable, "-m", "cdc_platform", "--home", str(home), *args]
-    return subprocess.run(call, env=environment, capture_output=True, text=True, check=False, timeout=300)
+    """Run the program in a separate process."""
+    words = [sys.executable, "-m", "cdc_platform", "--home", str(home), *args]
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.long("whole processes of the command line")
 def test_a_small_join_and_its_check_need_no_java(tmp_path: Path, without_java: dict[str, str]) -> None:
-    """Join, repair, check: exit code 0 where there is no Java; told to use Spark, they say what is missing."""
+    """Join, repair and check exit with 0 without Java; if Spark is requested, they name what is missing."""
     home, node = tmp_path / "home", tmp_path / "node.json"
     node.write_text(node_text(1), encoding="utf-8")
     for args in (("bootstrap", str(node), "--run"), ("repair", "--run", "--strict"), ("check",)):
-        done = command(home, without_java, *args)
-        assert (done.returncode, done.stderr) == (0, ""), args
-    missed = command(home, without_java | {IN_PROCESS_VARIABLE: "0"}, "check")
-    assert missed.returncode == 2
-    assert "Java" in missed.stderr
+        result = command(home, without_java, *args)
+        assert (result.returncode, result.stderr) == (0, ""), args
+    without_spark = command(home, without_java | {IN_PROCESS_VARIABLE: "0"}, "check")
+    assert without_spark.returncode == 2
+    assert "Java" in without_spark.stderr

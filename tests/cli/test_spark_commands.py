@@ -1,7 +1,7 @@
-"""The commands that start Spark where there is volume: a whole join, every invariant, and SQL.
+"""The commands that start Spark for large work: a whole join, every invariant, and SQL.
 
-Here they start it however little there is. What is heard of a JVM is for the test of a process that has its own: that
-of a home in a store.
+These tests force Spark for small work. Messages of a JVM are tested in a process with its own JVM, in the test of a
+home in a store.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLOCK = ("--clock", "2026-01-31T12:00:00Z")
 
 @pytest.fixture(scope="module", autouse=True)
 def always_spark() -> Iterator[None]:
-    """Nothing is done in the process that asks."""
+    """Nothing runs in the calling process."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(IN_PROCESS_VARIABLE, "0")
         yield
@@ -42,7 +42,7 @@ def always_spark() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
-    """A home in which one node has joined by `bootstrap --run`, and what that command answered."""
+    """A home in which a node joined through `bootstrap --run`, and the answer of that command."""
     folder = tmp_path_factory.mktemp("joined")
     (folder / "node.json").write_text(json.dumps(NODE))
     result = run("--home", folder / "home", *CLOCK, "bootstrap", folder / "node.json", "--run", "--json")
@@ -51,20 +51,20 @@ def joined(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, An
 
 
 def test_a_node_joins_by_one_command(joined: tuple[Path, dict[str, Any]]) -> None:
-    """The answer names the event, the generation, its time and size; the generation is there and operates."""
+    """The answer has the event, the generation, its time and size; the generation exists and operates."""
     home, answer = joined
     assert set(answer) == {"version", "event_id", "generation_id", "time", "num_ranges", "num_streams", "next"}
     assert (answer["time"], answer["num_ranges"], answer["num_streams"]) == ("2026-01-31T12:01:05.000Z", 3, 9)
     listed = run("--home", home, "--clock", "2026-02-01T00:00:00Z", "generations", "--json").rows
-    made = {"id": answer["generation_id"], "time": answer["time"], "expired": None, "operating": True}
-    made |= {"state": "published", "published": True, "nodes": 1, "num_ranges": 3, "num_streams": 9}
-    assert listed == [made]
+    expected = {"id": answer["generation_id"], "time": answer["time"], "expired": None, "operating": True}
+    expected |= {"state": "published", "published": True, "nodes": 1, "num_ranges": 3, "num_streams": 9}
+    assert listed == [expected]
     assert [row["host_id"] for row in run("--home", home, "ring", "--json").json] == [NODE["host_id"]]
     assert len(run("--home", home, "streams", answer["time"], "--json").rows) == 3
 
 
-def test_check_passes_what_is_right(joined: tuple[Path, dict[str, Any]]) -> None:
-    """Every invariant with its counts; the exit code is 0."""
+def test_check_passes_a_sound_home(joined: tuple[Path, dict[str, Any]]) -> None:
+    """Every invariant is listed with its counts, and the exit code is 0."""
     home, answer = joined
     result = run("--home", home, "check", answer["generation_id"], "--json")
     assert (result.exit_code, result.stderr) == (0, "")
@@ -73,14 +73,14 @@ def test_check_passes_what_is_right(joined: tuple[Path, dict[str, Any]]) -> None
     assert all(set(line) == names for line in lines)
     pages = {line["invariant"]: line["page"] for line in lines}
     assert len(lines) == len(pages) == 11
-    assert pages.pop("streams_fit_the_ring") == "docs/repair.md"  # it is the newest generation
+    assert pages.pop("streams_fit_the_ring") == "docs/repair.md"  # the newest generation
     assert set(pages.values()) == {"docs/generations.md"}
     assert all(line["passed"] and line["checked"] > 0 for line in lines)
     assert all((line["violations"], line["unchecked"]) == (0, 0) for line in lines)
 
 
-def test_check_says_no(tmp_path: Path) -> None:
-    """A timestamp without its rows: the exit code is 1, and the line that failed says which."""
+def test_check_fails(tmp_path: Path) -> None:
+    """A timestamp without its rows gives exit code 1, and the failed line names it."""
     files = {"v.csv": v2_csv({ID: generation()}), "s.csv": streams_csv({TIME_MS: generation()})}
     files["t.csv"] = timestamps_csv({TIME_MS: None})
     for name, text in files.items():
@@ -91,7 +91,7 @@ def test_check_says_no(tmp_path: Path) -> None:
     assert run("--home", home, "import", tmp_path / "bare.csv").exit_code == 0
     result = run("--home", home, "check", "--json")
     assert result.exit_code == 1
-    # Nothing can be repaired without a ring, so no repair is advised: each invariant that failed names its page.
+    # Without a ring no repair is possible, so none is advised: each failed invariant names its page.
     assert run("--home", home, "repair", "--dry-run").exit_code == 2
     failed = {line["invariant"]: line for line in result.rows if line["passed"] is False}
     assert result.stderr.splitlines() == [
@@ -103,8 +103,8 @@ def test_check_says_no(tmp_path: Path) -> None:
     assert iso_time(Milliseconds(TIME_MS + 1000)) in failed["timestamp_complete"]["sample"]
 
 
-def test_sql_answers_what_cql_would(joined: tuple[Path, dict[str, Any]]) -> None:
-    """A query that people know from CQL runs as it stands; values come out by the one rule."""
+def test_sql_runs_cql_queries(joined: tuple[Path, dict[str, Any]]) -> None:
+    """A query that people know from CQL runs unchanged, and values follow the JSON rule."""
     home, answer = joined
     query = (
         "SELECT time, X'00ff' AS blob, -9007199254740993 AS wide, map('b', 1, 'a', 2) AS m, 1 AS n, 2 AS n "
@@ -117,7 +117,7 @@ def test_sql_answers_what_cql_would(joined: tuple[Path, dict[str, Any]]) -> None
 
 
 def test_a_wrong_query_is_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
-    """What Spark says of it, without Spark's stack."""
+    """The message is Spark's, without its stack trace."""
     result = run("--home", joined[0], "sql", "SELECT nowhere FROM nodes", "--spark")
     assert (result.exit_code, result.stdout) == (2, "")
     assert len(result.stderr.splitlines()) == 1
@@ -125,20 +125,20 @@ def test_a_wrong_query_is_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
     assert "nowhere" in result.stderr
 
 
-def test_a_table_shows_what_fits_and_says_so(joined: tuple[Path, dict[str, Any]]) -> None:
-    """Without --limit a hundred rows are shown and the rest is mentioned; with it, that many."""
+def test_a_table_shows_a_hundred_rows_and_a_warning(joined: tuple[Path, dict[str, Any]]) -> None:
+    """Without --limit a hundred rows are shown with a warning; with it, that many."""
     result = run("--home", joined[0], "sql", "SELECT id FROM range(200)", "--spark")
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: only the first 100 rows")
-    assert len(result.stdout.split()) == 102  # the name of the column, its rule, and the rows
+    assert len(result.stdout.split()) == 102  # the column's name, its rule, and the rows
     assert (
         len(run("--home", joined[0], "sql", "SELECT id FROM range(200)", "--spark", "--limit", "150", "--json").rows)
         == 150
     )
 
 
-def test_a_syntax_error_is_told_in_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
-    """A query that is no SQL is a wrong request."""
+def test_a_syntax_error_is_one_line(joined: tuple[Path, dict[str, Any]]) -> None:
+    """A query that is not SQL is an invalid request."""
     result = run("--home", joined[0], "sql", "SELEC 1", "--spark")
     assert (result.exit_code, result.stdout) == (2, "")
     assert "SELEC" in result.stderr

@@ -1,4 +1,4 @@
-"""`sql`: its forms of results, files, remarks, and what becomes of a reader that goes away."""
+"""`sql`: its output formats, files and warnings, and a reader that closes the pipe."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ VALUES = (
 )
 
 
-def test_a_query_that_people_know_from_cql_runs_as_it_stands(cli: Cli) -> None:
-    """Under ScyllaDB's own name, with a time as text."""
+def test_a_cql_query_runs_unchanged(cli: Cli) -> None:
+    """The table has ScyllaDB's own name, and the time is text."""
     query = f"SELECT time FROM system_distributed.cdc_generation_timestamps WHERE time > '{TIMES[0]}'"
     result = cli("sql", query, "--json")
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.rows == [{"time": TIMES[1]}]
 
 
-def test_values_go_out_by_the_one_rule(cli: Cli) -> None:
-    """The same in JSON and, as text, in CSV."""
+def test_values_follow_the_json_rule(cli: Cli) -> None:
+    """The values are equal in JSON and, as text, in CSV."""
     row = {"time": TIMES[0], "blob": "0x00ff", "wide": "-9007199254740993", "m": [["a", 2], ["b", 1]], "gone": None}
     assert cli("sql", VALUES, "--json").rows == [row | {"text": 'a,"b"', "d": "1.5", "yes": True, "l": ["x"]}]
     (cells,) = csv.DictReader(io.StringIO(cli("sql", VALUES, "--csv").stdout))
@@ -66,19 +66,19 @@ def test_no_rows_are_an_empty_document(cli: Cli) -> None:
     assert cli("sql", query, "--csv").stdout == "key,time\n"
 
 
-def test_a_table_shows_what_fits_and_mentions_the_rest(cli: Cli) -> None:
-    """Without --limit a hundred rows; with it, that many; in JSON and CSV all."""
+def test_a_table_shows_a_hundred_rows_and_a_warning(cli: Cli) -> None:
+    """Without --limit a hundred rows are shown, with it that many, and in JSON and CSV all."""
     result = cli("sql", "SELECT range FROM range(200)")
     assert result.exit_code == 0
     assert result.stderr.startswith("warning: only the first 100 rows")
-    assert len(result.stdout.split()) == 102  # the name of the column, its rule, and the rows
+    assert len(result.stdout.split()) == 102  # the column's name, its rule, and the rows
     assert cli("sql", "SELECT range FROM range(100)").stderr == ""
     assert len(cli("sql", "SELECT range FROM range(200)", "--limit", "150", "--json").rows) == 150
     assert len(cli("sql", "SELECT range FROM range(200)", "--csv").stdout.splitlines()) == 201
 
 
 def test_parquet_is_written_outside_the_home(cli: Cli, seeded_home: Path, tmp_path: Path) -> None:
-    """A new file with the types of the query; nothing else is left there, and the home is as it was."""
+    """A new file has the types of the query; no other file is left, and the home is unchanged."""
     before, file = listing(seeded_home), tmp_path / "times.parquet"
     query = "SELECT time, 1 AS n, 2 AS n FROM cdc_generation_timestamps ORDER BY time"
     result = cli("sql", query, "--parquet", file)
@@ -107,8 +107,8 @@ REFUSED = [
 
 
 @pytest.mark.parametrize("case", REFUSED, ids=lambda case: case.name)
-def test_what_cannot_be_is_refused(case: Any, seeded_home: Path, tmp_path: Path) -> None:
-    """In one line, with the home and the folder as they were."""
+def test_impossible_requests_are_refused(case: Any, seeded_home: Path, tmp_path: Path) -> None:
+    """One line, with the home and the folder unchanged."""
     (tmp_path / "way").symlink_to(seeded_home)
     (tmp_path / "there").write_text("kept")
     args = tuple(arg.replace("{home}", str(seeded_home)) for arg in case.args)
@@ -118,7 +118,7 @@ def test_what_cannot_be_is_refused(case: Any, seeded_home: Path, tmp_path: Path)
 
 
 def test_the_past_is_read(cli: Cli) -> None:
-    """By version and by time; before the home's first commit there was nothing."""
+    """By version and by time; before the home's first commit the table is empty."""
     query = "SELECT count(*) AS n FROM cdc_generation_timestamps"
     assert cli("sql", query, "--json").rows == [{"n": 2}]
     assert cli("sql", query, "--at", "0", "--json").rows == [{"n": 0}]
@@ -127,22 +127,22 @@ def test_the_past_is_read(cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("form", ["--json", "--csv"])
-def test_a_reader_that_has_seen_enough_is_no_defect(form: str, seeded_home: Path) -> None:
-    """A closed pipe ends the command at once, without a word, and well; results are not made before they are read."""
+def test_a_closed_pipe_is_no_error(form: str, seeded_home: Path) -> None:
+    """A closed pipe ends the command at once without output; results are produced only as they are read."""
     command = [sys.executable, "-m", "cdc_platform", "--home", str(seeded_home), "sql"]
     query = "SELECT range AS n, repeat('x', 200) AS s FROM range(1000000000)"
     with subprocess.Popen([*command, query, form], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as ran:
         assert ran.stdout is not None
         assert ran.stderr is not None
-        begin = ran.stdout.read(4096)
+        first_bytes = ran.stdout.read(4096)
         ran.stdout.close()
-        told = ran.stderr.read()
-    assert (ran.returncode, told) == (0, b"")
-    assert begin.startswith(b'{"version": 1, "rows": [\n{"n": 0' if form == "--json" else b"n,s\n0,x")
+        errors = ran.stderr.read()
+    assert (ran.returncode, errors) == (0, b"")
+    assert first_bytes.startswith(b'{"version": 1, "rows": [\n{"n": 0' if form == "--json" else b"n,s\n0,x")
 
 
 def test_nothing_is_left_in_the_temporary_folder(seeded_home: Path, tmp_path: Path) -> None:
-    """Where the engine may spill, a folder is the command's own and goes with it."""
+    """If the engine may spill, it uses a folder of the command, which is removed with it."""
     command = [sys.executable, "-m", "cdc_platform", "--home", str(seeded_home), "sql", "SHOW TABLES", "--json"]
     ran = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "TMPDIR": str(tmp_path)}
@@ -152,25 +152,25 @@ def test_nothing_is_left_in_the_temporary_folder(seeded_home: Path, tmp_path: Pa
     assert list(tmp_path.iterdir()) == []
 
 
-def documented() -> list[list[str]]:
-    """The queries that the documents and the help show, as the shell splits them."""
+def read_documented_queries() -> list[list[str]]:
+    """Return the queries in the documentation and the help, split like a shell does."""
     from cdc_platform.cli.sql import sql
 
     pages = [page.read_text(encoding="utf-8") for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]]
-    shown = re.findall(r"^ *(?:\$ )?(?:\.venv/bin/)?cdc-platform (sql .+)$", "\n".join(pages), flags=re.MULTILINE)
-    shown += re.findall(r"`cdc-platform (sql '[^`]+)`", "\n".join(pages))
-    shown += re.findall(r"^ *cdc-platform (sql .+)$", sql.help or "", flags=re.MULTILINE)
-    return [shlex.split(line) for line in shown]
+    queries = re.findall(r"^ *(?:\$ )?(?:\.venv/bin/)?cdc-platform (sql .+)$", "\n".join(pages), flags=re.MULTILINE)
+    queries += re.findall(r"`cdc-platform (sql '[^`]+)`", "\n".join(pages))
+    queries += re.findall(r"^ *cdc-platform (sql .+)$", sql.help or "", flags=re.MULTILINE)
+    return [shlex.split(line) for line in queries]
 
 
-def test_the_documents_show_queries() -> None:
-    """Those of README, the page on queries, that on logs, and --help."""
-    assert len(documented()) >= 12
+def test_the_documentation_has_queries() -> None:
+    """README, the pages on queries and logs, and --help have queries."""
+    assert len(read_documented_queries()) >= 12
 
 
-@pytest.mark.parametrize("words", documented(), ids=lambda words: " ".join(words))
-def test_documented_queries_answer(words: list[str], shop: Path) -> None:
-    """Each as it stands in the documents."""
+@pytest.mark.parametrize("words", read_documented_queries(), ids=lambda words: " ".join(words))
+def test_documented_queries_succeed(words: list[str], shop: Path) -> None:
+    """Each query runs unchanged."""
     result = run("--home", shop, *words)
     assert (result.exit_code, result.stderr) == (0, "")
     assert result.stdout
@@ -178,7 +178,7 @@ def test_documented_queries_answer(words: list[str], shop: Path) -> None:
 
 @pytest.fixture(scope="module")
 def shop(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with generations, nodes and a table `shop.carts` to whose log nothing was written."""
+    """A home with generations, nodes and a table `shop.carts` with an empty log."""
     home = home_with_generations(tmp_path_factory.mktemp("shop"), {ID: TIME_MS}, ring=json.dumps(SNAPSHOT))
     ddl = "CREATE TABLE shop.carts (p int, v int, tags set<text>, PRIMARY KEY (p)) WITH cdc = {'enabled': 'true'};"
     lake = Lake(home / "lake")

@@ -1,4 +1,4 @@
-"""Bad requests to the two-phase switch: each is one line that says what and how to mend it, and changes nothing."""
+"""Invalid requests to the two-phase switch: each is one line with the error and the remedy, and changes nothing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cdc_platform.metastore import inbox
 HOSTS = [host(number) for number in (1, 2, 3)]
 UNKNOWN = host(99)
 IN_TIME, LATE = format_ms(Milliseconds(NOON_MS + 1_000)), format_ms(Milliseconds(NOON_MS + 30_000))
-# Which switch a case is about: {waiting} lacks two answers, {aborted} is what its name says.
+# The switch of a case: {waiting} lacks two acknowledgements, {aborted} is aborted.
 CASES = [
     argument("a generation that is neither", "is neither a generation's UUID nor its time", "switch", "show", "newest"),
     argument("a generation without a switch", f"there is no switch to generation {UNKNOWN}", "switch", "show", UNKNOWN),
@@ -66,7 +66,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def switched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
-    """A home with an aborted switch and one that lacks two answers, and what the cases call them."""
+    """A home with an aborted switch and one without two acknowledgements, and the cases' names for them."""
     home = open_home_location(tmp_path_factory.mktemp("switched") / "home")
     lake = Lake(home.lake)
     ring_of(lake, (1, 2))
@@ -82,7 +82,7 @@ def switched(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bad_requests_are_refused(case: Case, switched: tuple[Path, dict[str, str]], tmp_path: Path) -> None:
-    """One line, exit code 2, nothing written."""
+    """One line, exit code 2, no write."""
     home, names = switched
     if case.files:
         home = shutil.copytree(home, tmp_path / "home")
@@ -93,8 +93,8 @@ def test_bad_requests_are_refused(case: Case, switched: tuple[Path, dict[str, st
     assert_refused(Case(case.name, args, case.says), home, tmp_path)
 
 
-def test_looking_needs_a_home(tmp_path: Path) -> None:
-    """And makes none."""
+def test_showing_needs_a_home(tmp_path: Path) -> None:
+    """A missing home is refused and not created."""
     answer = run("--home", tmp_path / "none", "switch", "show")
     assert (answer.exit_code, "does not exist" in answer.stderr) == (2, True)
     assert not (tmp_path / "none").exists()

@@ -1,4 +1,4 @@
-"""Bad input to `tables`, `consumers` and `expire`: one clear line, exit code 2, and nothing is changed."""
+"""Invalid input to `tables`, `consumers` and `expire`: one clear line, exit code 2, and no change."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with two generations, a table and a consumer; only looked at."""
+    """A home with two generations, a table and a consumer; tests only read it."""
     home = import_generations(tmp_path_factory.mktemp("tables"), 2)
     added = run(
         *("--home", home, "tables", "add", "shop.orders", "--ttl", "60"),
@@ -111,15 +111,15 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_bad_input_is_refused_in_one_line(case: Case, home: Path, tmp_path: Path) -> None:
-    """Whatever is wrong with it, the home is byte for byte as before."""
+    """The home's bytes are unchanged after any invalid input."""
     assert_refused(case, home, tmp_path)
 
 
 @pytest.mark.parametrize(
     "args", [("tables",), ("tables", "--history"), ("consumers",), ("expire", "--dry-run"), ("tables", "drop", "a.b")]
 )
-def test_commands_that_look_make_no_home(args: tuple[str, ...], tmp_path: Path) -> None:
-    """A mistyped --home is told, and nothing appears."""
+def test_reading_commands_create_no_home(args: tuple[str, ...], tmp_path: Path) -> None:
+    """A mistyped --home is reported, and nothing is created."""
     answer = run("--home", tmp_path / "typo", *args)
     assert answer.exit_code == 2
     assert "does not exist" in answer.stderr
@@ -127,11 +127,11 @@ def test_commands_that_look_make_no_home(args: tuple[str, ...], tmp_path: Path) 
 
 
 @pytest.mark.parametrize("setting", ["expiry_grace_ms = -1", "expiry_skew_margin_ms = 3600001", "expiry_grace = 1"])
-def test_settings_of_expiry_that_are_wrong_are_named(setting: str, home: Path, tmp_path: Path) -> None:
-    """By the key, before anything is planned."""
-    other = tmp_path / "home"
-    assert run("--home", other, "tables", "add", "a.b", "--ttl", "1").exit_code == 0
-    (other / "settings.toml").write_text(f"{setting}\n", encoding="utf-8")
-    answer = run("--home", other, "expire")
+def test_invalid_settings_of_expiry_are_named(setting: str, home: Path, tmp_path: Path) -> None:
+    """The message has the key, before anything is planned."""
+    other_home = tmp_path / "home"
+    assert run("--home", other_home, "tables", "add", "a.b", "--ttl", "1").exit_code == 0
+    (other_home / "settings.toml").write_text(f"{setting}\n", encoding="utf-8")
+    answer = run("--home", other_home, "expire")
     assert answer.exit_code == 2
     assert setting.split(" ")[0] in answer.stderr

@@ -1,6 +1,6 @@
-"""The mode of a home: which tables it takes from which source, and which commands it therefore refuses.
+"""The mode of a home: the tables that it accepts from each source, and the commands that it therefore refuses.
 
-Every table, every source and every command is tried in every mode. The expected answers are stated here once more.
+Every table, every source and every command is tested in every mode. The expected answers are repeated here.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ ABOUT_READERS = {
     *("platform.consumers", "platform.passed_over", "platform.log_gaps", "platform.consumed_hours"),
     *("platform.stream_fingerprints", "platform.verdicts", "platform.verdict_counts"),
 }
-TAKES = {
+ACCEPTED = {
     (HomeKind.OWN, DERIVED): "all",
     (HomeKind.OWN, STATED): "all",
     (HomeKind.OWN, OBSERVED): "all",
@@ -58,7 +58,7 @@ TAKES = {
     (HomeKind.MIRROR, STATED): "about readers",
     (HomeKind.MIRROR, OBSERVED): "all",
 }
-"""Which tables a home takes from which source."""
+"""The tables that a home accepts from each source."""
 REFUSED_BY_MIRROR = {
     *("demo", "bootstrap", "import", "rewrite", "repair", "expire", "cql run", "log-writes"),
     *("tables add", "tables declare-none", "tables alter", "tables drop"),
@@ -69,61 +69,61 @@ STATING = {"import", "tables add", "tables declare-none", "tables alter", "table
 ABOUT_READERS_ALONE = {"consume", "consumers remove", "consumers gaps", "rebuild"}
 REFUSED_BY_OBSERVED = (REFUSED_BY_MIRROR - STATING) | ABOUT_READERS_ALONE
 NEVER_REFUSED = {"check"}
-GIVEN: dict[str, object] = {"is_applied": True, "accept": True, "ttl": 5}
-"""The parameters with which commands write that write only with them."""
+WRITING_PARAMETERS: dict[str, object] = {"is_applied": True, "accept": True, "ttl": 5}
+"""The parameters with which some commands write that otherwise do not."""
 
 
-def leaves(group: click.Group, before: str = "") -> dict[str, click.Command]:
-    """Every command of a group that is none itself, by its path."""
-    found: dict[str, click.Command] = {}
+def list_commands(group: click.Group, before: str = "") -> dict[str, click.Command]:
+    """Return every command of a group that is not itself a group, by its path."""
+    commands: dict[str, click.Command] = {}
     for name in group.list_commands(click.Context(group)):
         command = group.get_command(click.Context(group), name)
         assert command is not None
         path = f"{before} {name}".strip()
-        found |= leaves(command, path) if isinstance(command, click.Group) else {path: command}
-    return found
+        commands |= list_commands(command, path) if isinstance(command, click.Group) else {path: command}
+    return commands
 
 
 def writing_commands() -> dict[str, WritingCommand]:
-    """Those that declare which tables they write."""
+    """Return the commands that declare the tables that they write."""
     assert isinstance(program, click.Group)
-    return {path: command for path, command in leaves(program).items() if isinstance(command, WritingCommand)}
+    return {path: command for path, command in list_commands(program).items() if isinstance(command, WritingCommand)}
 
 
-def params_of(command: click.Command, **given: object) -> dict[str, object]:
-    """Its parameters as they are without an option, but for some."""
-    return {parameter.name or "": given.get(parameter.name or "") for parameter in command.params}
+def get_parameters(command: click.Command, **changes: object) -> dict[str, object]:
+    """Return a command's parameters, None if not given."""
+    return {parameter.name or "": changes.get(parameter.name or "") for parameter in command.params}
 
 
 @pytest.mark.parametrize("kind", MODES)
 @pytest.mark.parametrize("source", WriteSource)
 @pytest.mark.parametrize("table", [*TABLES.values(), None], ids=lambda table: table and table.full_name)
-def test_each_table_is_taken_or_refused(kind: HomeKind, source: WriteSource, table: Table | None) -> None:
-    """By its mode and the source of the rows alone; a table that is not declared counts as one with facts."""
+def test_each_table_is_accepted_or_refused(kind: HomeKind, source: WriteSource, table: Table | None) -> None:
+    """Mode and source of the rows alone decide; an undeclared table counts as one with facts."""
     mode = MODES[kind]
-    tables = {"all": None, "about the home": ABOUT_THE_HOME, "about readers": ABOUT_READERS}[TAKES[kind, source]]
-    is_taken = tables is None or (table is not None and table.full_name in tables)
+    tables = {"all": None, "about the home": ABOUT_THE_HOME, "about readers": ABOUT_READERS}[ACCEPTED[kind, source]]
+    is_accepted = tables is None or (table is not None and table.full_name in tables)
     assert mode.kind is kind
-    assert mode.allows_write(table, source) is is_taken
+    assert mode.allows_write(table, source) is is_accepted
     with write_as(source):
-        assert mode.allows_write(table) is is_taken
-    if is_taken:
+        assert mode.allows_write(table) is is_accepted
+    if is_accepted:
         mode.check_write(table, "a step", source)
         return
     with pytest.raises(HomeIsMirror if kind is HomeKind.MIRROR else HomeIsObserved, match=r"^a step: this home "):
         mode.check_write(table, "a step", source)
 
 
-def test_an_inner_block_takes_nothing_away() -> None:
-    """What is observed stays so while it is imported; after the block it is as before."""
+def test_an_inner_block_retains_permissions() -> None:
+    """An import within an observation may write; after the block it may not."""
     mirror = MODES[HomeKind.MIRROR]
     with write_as(OBSERVED), write_as(STATED):
         assert mirror.allows_write(GENERATIONS)
     assert not mirror.allows_write(GENERATIONS)
 
 
-def test_refusals_say_what_to_do() -> None:
-    """In one line: the mode, its reason, and the commands that help."""
+def test_refusals_have_a_remedy() -> None:
+    """One line has the mode, its reason, and the commands that help."""
     with pytest.raises(HomeIsObserved) as observed:
         MODES[HomeKind.OBSERVED].check_write(GENERATIONS, "expire")
     assert "(a row is missing and 1 more)" in str(observed.value)
@@ -135,7 +135,7 @@ def test_refusals_say_what_to_do() -> None:
 
 
 def test_the_mode_of_a_home_is_read(tmp_path: Path) -> None:
-    """Of a home that does not exist, of an own one, with a mark and after it was lifted."""
+    """The modes of a missing home, an own home, a marked home, and the home after its mark was lifted."""
     assert read_home_mode(parse_path(tmp_path / "none")).kind is HomeKind.OWN
     home = open_home_location(tmp_path / "home")
     lake = Lake(home.lake)
@@ -147,7 +147,7 @@ def test_the_mode_of_a_home_is_read(tmp_path: Path) -> None:
 
 
 def test_commands_declare_tables_that_exist() -> None:
-    """By their full names; a log of a base table stands for all."""
+    """Each declared name is a full table name or stands for all logs or rebuilt tables."""
     assert {name for command in writing_commands().values() for name in command.writes} <= {
         *TABLES,
         CDC_LOG,
@@ -155,18 +155,18 @@ def test_commands_declare_tables_that_exist() -> None:
     }
 
 
-def test_each_writing_command_stands_here() -> None:
-    """A new one has to say which modes refuse it."""
+def test_each_writing_command_is_listed() -> None:
+    """A new command needs the modes that refuse it."""
     assert writing_commands().keys() == REFUSED_BY_MIRROR | REFUSED_BY_OBSERVED | NEVER_REFUSED
 
 
 @pytest.mark.parametrize("kind", MODES)
 @pytest.mark.parametrize("path", sorted(REFUSED_BY_MIRROR | REFUSED_BY_OBSERVED | NEVER_REFUSED))
 def test_each_command_is_refused_or_runs(kind: HomeKind, path: str) -> None:
-    """By the tables that it would write and what its rows come from; without the writing option it runs anywhere."""
+    """The written tables and the rows' source decide; without its writing option a command runs anywhere."""
     command = writing_commands()[path]
     refused = {HomeKind.OWN: set(), HomeKind.OBSERVED: REFUSED_BY_OBSERVED, HomeKind.MIRROR: REFUSED_BY_MIRROR}[kind]
-    params = params_of(command, **GIVEN)
+    params = get_parameters(command, **WRITING_PARAMETERS)
     source = command.get_source(params)
     if path not in refused:
         command.check_writes(MODES[kind], path, params, source)
@@ -196,7 +196,7 @@ def test_each_command_is_refused_or_runs(kind: HomeKind, path: str) -> None:
 def test_commands_that_only_read_run_anywhere(path: str, given: dict[str, object]) -> None:
     """So does an alteration that states what no observation shows."""
     command = writing_commands()[path]
-    params = params_of(command, **given)
+    params = get_parameters(command, **given)
     for mode in MODES.values():
         command.check_writes(mode, path, params, command.get_source(params))
 
@@ -225,21 +225,21 @@ def observed(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ids=str,
 )
 def test_a_command_line_is_judged_without_running_it(observed: Path, words: tuple[str, ...], is_refused: bool) -> None:
-    """By its parsed options, also where its arguments are not valid."""
+    """The parsed options decide, even if the arguments are invalid."""
     assert isinstance(program, click.Group)
     refusal = find_write_refusal(program, ["--home", str(observed), *words])
     assert isinstance(refusal, HomeIsObserved) is is_refused
 
 
-def test_judging_a_command_line_leaves_the_command_as_it_is(observed: Path) -> None:
-    """Click remembers the names of the help option from the first context: they are those of the program."""
+def test_judging_a_command_line_leaves_the_command_unchanged(observed: Path) -> None:
+    """Click stores the help option's names from the first context, which must be the program's."""
     assert isinstance(program, click.Group)
     assert find_write_refusal(program, ["--home", str(observed), "tablets", "merge", "ks.t", "--count", "2"])
     assert run("tablets", "merge", "-h").exit_code == 0
 
 
 def test_steps_that_would_be_refused_are_replaced(observed: Path) -> None:
-    """By one check; commands of other programs and commands that only read stay."""
+    """One check replaces them; commands of other programs and reading commands stay."""
     line = f"cdc-platform --home {observed}"
     steps = [NextStep(f"{line} expire"), NextStep("nodetool status"), NextStep(f"{line} repair --run"), NextStep("ls")]
     with click.Context(program):
@@ -247,8 +247,8 @@ def test_steps_that_would_be_refused_are_replaced(observed: Path) -> None:
     assert replaced == ["cdc-platform check", "nodetool status", "ls"]
 
 
-def test_the_option_lets_a_command_write(observed: Path) -> None:
-    """Before or after the command; without it nothing is written."""
+def test_the_option_permits_a_command_to_write(observed: Path) -> None:
+    """The option may be before or after the command; without it nothing is written."""
     before = read_newest_versions(Lake(observed / "lake"))
     refused = run("--home", observed, "consumers", "remove", "a", "ks.t")
     assert (refused.exit_code, refused.stdout) == (2, "")
@@ -261,7 +261,7 @@ def test_the_option_lets_a_command_write(observed: Path) -> None:
 @pytest.mark.long("every command on a home of its own")
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_commands_write_what_they_declare(case: Asked, tmp_path: Path) -> None:
-    """No other table of the home, or a home would take from a command what it refuses from the lake."""
+    """A command writes no undeclared table, since the home's mode goes by the declaration."""
     home, files = home_of(case, tmp_path), tmp_path / "files"
     write_files(files, home.parent)
     for line in case.behind:
