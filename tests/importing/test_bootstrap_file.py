@@ -1,4 +1,4 @@
-"""A joining node's file: what is read from it, and that its content alone makes its event."""
+"""A joining node's file: its fields, and an event that depends on its content alone."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ NODE = {
 }
 
 
-def parsed(**changes: object) -> JoinRequest:
-    """The request of the node with some fields changed; None takes a field away."""
+def parse_changed_node(**changes: object) -> JoinRequest:
+    """Return the request of the node with some fields changed; None removes a field."""
     fields = {name: value for name, value in (NODE | changes).items() if value is not None}
     return parse_join_request(json.dumps(fields))
 
 
 def test_every_field_is_read() -> None:
-    """A file's fields come out typed, tokens ascending, features by default."""
-    request = parsed()
+    """The fields have types, tokens ascend, and features have a default."""
+    request = parse_changed_node()
     assert request.host_id == UUID("daf4e510-781a-4f03-aaae-27df6ee7796f")
     assert (request.address, request.datacenter, request.rack) == ("127.0.0.1", "dc1", "r1")
     assert request.tokens == (-42, 42)
@@ -41,14 +41,18 @@ def test_every_field_is_read() -> None:
 
 
 def test_tokens_as_text_are_the_same_tokens() -> None:
-    """ScyllaDB's system tables hold tokens as text, and JSON readers lose digits of large numbers."""
+    """ScyllaDB's system tables store tokens as text, and JSON readers lose digits of large numbers."""
     wide = [9223372036854775807, -9223372036854775807]
-    assert parsed(tokens=[str(token) for token in wide]).tokens == parsed(tokens=wide).tokens == tuple(sorted(wide))
+    assert (
+        parse_changed_node(tokens=[str(token) for token in wide]).tokens
+        == parse_changed_node(tokens=wide).tokens
+        == tuple(sorted(wide))
+    )
 
 
 def test_tokens_may_be_drawn() -> None:
-    """A number of tokens stands for that many drawn ones."""
-    request = parsed(tokens=None, num_tokens=256)
+    """A number of tokens requests that many random ones."""
+    request = parse_changed_node(tokens=None, num_tokens=256)
     assert (request.tokens, request.num_tokens) == (None, 256)
 
 
@@ -61,11 +65,11 @@ def test_tokens_may_be_drawn() -> None:
         "\ufeff" + json.dumps(NODE | {"host_id": "DAF4E510-781A-4F03-AAAE-27DF6EE7796F"}),
     ],
 )
-def test_the_same_content_is_the_same_event(tmp_path: Path, text: str) -> None:
-    """However the file is laid out, the event is that of its content."""
+def test_equal_content_is_the_same_event(tmp_path: Path, text: str) -> None:
+    """The layout of the file does not affect the event."""
     file = tmp_path / "node.json"
     file.write_text(text, encoding="utf-8")
-    assert read_join_request(file).event_id == parsed().event_id
+    assert read_join_request(file).event_id == parse_changed_node().event_id
 
 
 @pytest.mark.parametrize(
@@ -81,23 +85,23 @@ def test_the_same_content_is_the_same_event(tmp_path: Path, text: str) -> None:
     ],
 )
 def test_other_content_is_another_event(changes: dict[str, object]) -> None:
-    """Two nodes, or one node with other tokens, are never taken for one event."""
-    assert parsed(**changes).event_id != parsed().event_id
+    """Two nodes, or one node with other tokens, are never one event."""
+    assert parse_changed_node(**changes).event_id != parse_changed_node().event_id
 
 
-def test_event_ids_stay_what_they_are() -> None:
-    """An event's ID is kept in lakes: a new version must find the events of an old one."""
-    assert parsed().event_id == "239d04e4-fc12-5d8a-8834-92a8d1c05cf3"
+def test_event_ids_are_stable() -> None:
+    """Lakes store event IDs: a new version must find the events of an old one."""
+    assert parse_changed_node().event_id == "239d04e4-fc12-5d8a-8834-92a8d1c05cf3"
 
 
-def test_a_missing_file_is_named() -> None:
+def test_missing_file_is_named() -> None:
     """The path is in the message."""
     with pytest.raises(NotFound, match=r"nowhere\.json: no such file"):
         read_join_request("nowhere.json")
 
 
-def test_messages_are_one_line_that_names_source_field_and_value() -> None:
-    """Who reads the message knows where to look and what to write instead."""
+def test_messages_are_one_line_with_source_field_and_value() -> None:
+    """A reader sees where the fault is and what to write instead."""
     with pytest.raises(InputError) as refused:
         parse_join_request(json.dumps(NODE | {"ignore_msb": 32}), "node.json")
     assert str(refused.value) == "node.json: ignore_msb: 32 is no whole number from 0 to 31"

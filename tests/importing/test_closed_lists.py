@@ -1,4 +1,4 @@
-"""Values from outside that stand in a closed list: known ones have their meaning, unknown ones are refused by name."""
+"""External values in closed lists: known ones have their meaning, unknown ones are refused by name."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ OPTIONS = {
 """The CDC options that ScyllaDB prints, with values of each; of `enabled` with whether CDC is on."""
 
 
-def imported(folder: Path, options: str) -> Lake:
-    """A lake that has taken in a schema of one table with these CDC options."""
+def import_schema(folder: Path, options: str) -> Lake:
+    """Return a lake after the import of a schema of one table with these CDC options."""
     lake = Lake(folder / "lake")
     (folder / "schema.cql").write_text(f"CREATE TABLE ks.t (p int PRIMARY KEY) WITH cdc = {{{options}}};")
     import_paths(lake, CLOCK, [folder / "schema.cql"])
@@ -39,16 +39,16 @@ def imported(folder: Path, options: str) -> Lake:
 
 @pytest.mark.parametrize("option", OPTIONS)
 def test_known_cdc_options_are_read(option: str, tmp_path: Path) -> None:
-    """Each value of each, by import and of a live cluster."""
+    """Each value of each option is read by an import and from a live cluster."""
     for number, value in enumerate(OPTIONS[option]):
         (tmp_path / str(number)).mkdir()
         on = "true" if option != "enabled" else value
-        lake = imported(
+        lake = import_schema(
             tmp_path / str(number), f"'enabled': '{on}'" + ("" if option == "enabled" else f", '{option}': '{value}'")
         )
         expected = OPTIONS["enabled"][value] if option == "enabled" else True
-        found = [each.enabled for each in cdc_tables.read_cdc_tables(lake)]
-        assert found in ([expected], [] if not expected else [True])
+        states = [table.enabled for table in cdc_tables.read_cdc_tables(lake)]
+        assert states in ([expected], [] if not expected else [True])
         assert explain_unknown_option({option: value}) is None
 
 
@@ -64,11 +64,12 @@ def test_known_cdc_options_are_read(option: str, tmp_path: Path) -> None:
     ],
 )
 def test_unknown_cdc_options_are_refused_by_name(given: dict[str, str], tmp_path: Path) -> None:
-    """A schema with one is not taken in; a live table with one counts as logged for ever, which keeps most."""
+    """A schema with one is refused; a live table with one counts as logged without a TTL, which preserves most."""
     with pytest.raises(InputError, match=UNKNOWN):
-        imported(
+        import_schema(
             tmp_path,
-            "'enabled': 'true', " * ("enabled" not in given) + ", ".join(f"'{k}': '{v}'" for k, v in given.items()),
+            "'enabled': 'true', " * ("enabled" not in given)
+            + ", ".join(f"'{name}': '{value}'" for name, value in given.items()),
         )
     unknown = explain_unknown_option(given)
     assert unknown is not None
@@ -79,7 +80,7 @@ def test_unknown_cdc_options_are_refused_by_name(given: dict[str, str], tmp_path
 
 @pytest.mark.parametrize(("value", "tablets"), [("true", True), ("TRUE", True), ("false", False), (UNKNOWN, None)])
 def test_tablets_are_on_or_off(value: str, tablets: bool | None) -> None:
-    """A word that is neither is no keyspace without tablets."""
+    """Any other word is refused."""
     text = f"CREATE KEYSPACE ks WITH replication = {{'class': 'x'}} AND tablets = {{'enabled': '{value}'}};"
     (statement,) = parse_statements(text)
     assert isinstance(statement.body, CreateKeyspace)

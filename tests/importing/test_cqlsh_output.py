@@ -1,4 +1,4 @@
-"""What SELECT and SELECT JSON print: the same tables as COPY's files, read to the same exports.
+"""The output of SELECT and SELECT JSON gives the same exports as the files of COPY.
 
 The forms are written from the documents: cqlsh's tables with bars and 6 decimals, SELECT JSON with a column `[json]`.
 """
@@ -50,30 +50,30 @@ TEXTS = {
 }
 
 
-def told(text: str, source: str = "a") -> str:
-    """All that is read of a text."""
-    found = parse_exports([(source, text)])
-    described = {id_: (rows.range_ends, rows.ignore_msbs, rows.streams) for id_, rows in found.descriptions.items()}
-    published = {time: (rows.range_ends, rows.streams) for time, rows in found.streams.items()}
+def parse_all(text: str, source: str = "a") -> str:
+    """Return everything that is parsed from a text."""
+    exports = parse_exports([(source, text)])
+    described = {id_: (rows.range_ends, rows.ignore_msbs, rows.streams) for id_, rows in exports.descriptions.items()}
+    published = {time: (rows.range_ends, rows.streams) for time, rows in exports.streams.items()}
     v1 = [
-        (time, each.expired_ms, each.streams, each.description and each.description.streams)
-        for table in (found.v1.descriptions, found.v1.streams)
-        for time, each in table.items()
+        (time, item.expired_ms, item.streams, item.description and item.description.streams)
+        for table in (exports.v1.descriptions, exports.v1.streams)
+        for time, item in table.items()
     ]
-    local = [(row.host_id, row.key, row.streams_timestamp_ms, row.uuid) for row in found.v1.local]
+    local = [(row.host_id, row.key, row.streams_timestamp_ms, row.uuid) for row in exports.v1.local]
     sets = {
-        name: [(each.time_ms, each.current, each.closed, each.opened) for each in of_table]
-        for name, of_table in found.tablets.sets.items()
+        name: [(item.time_ms, item.current, item.closed, item.opened) for item in entries]
+        for name, entries in exports.tablets.sets.items()
     }
-    times = {name: list(of_table) for name, of_table in found.tablets.times.items()}
-    return repr((described, published, found.timestamps, v1, local, sets, times, found.exported_tables))
+    times = {name: list(entries) for name, entries in exports.tablets.times.items()}
+    return repr((described, published, exports.timestamps, v1, local, sets, times, exports.exported_tables))
 
 
 @pytest.mark.parametrize("form", [as_printed, as_json_table, as_json_lines, as_json_list])
 @pytest.mark.parametrize("name", TEXTS)
-def test_every_form_of_a_table_is_the_same_table(name: str, form: Callable[[str], str]) -> None:
-    """Whatever printed it: the same rows, told by its columns alone."""
-    assert told(form(TEXTS[name])) == told(TEXTS[name])
+def test_every_form_gives_the_same_table(name: str, form: Callable[[str], str]) -> None:
+    """The columns alone identify the table, and every form has the same rows."""
+    assert parse_all(form(TEXTS[name])) == parse_all(TEXTS[name])
 
 
 WARNINGS = "Warnings :\nAggregation query used without partition key\n\nSchema version | mismatch detected\n"
@@ -92,14 +92,14 @@ SESSIONS: dict[str, Callable[[str], str]] = {
 @pytest.mark.parametrize("session", SESSIONS)
 @pytest.mark.parametrize("form", [as_printed, as_json_table])
 @pytest.mark.parametrize("name", TEXTS)
-def test_what_was_copied_from_a_session_is_the_same_table(name: str, form: Callable[[str], str], session: str) -> None:
-    """Prompts, what was typed behind them and warnings are no rows, and do not stand in the way of any."""
-    assert told(SESSIONS[session](form(TEXTS[name]))) == told(TEXTS[name])
+def test_text_copied_from_a_session_gives_the_same_table(name: str, form: Callable[[str], str], session: str) -> None:
+    """Prompts, typed text and warnings are no rows, and hide none."""
+    assert parse_all(SESSIONS[session](form(TEXTS[name]))) == parse_all(TEXTS[name])
 
 
 @pytest.mark.parametrize("between", ["", "cqlsh> SELECT * FROM t;\n", f"{WARNINGS}\n"])
-def test_a_second_table_of_a_session_is_refused(between: str) -> None:
-    """It is not taken for a warning."""
+def test_second_table_of_a_session_is_refused(between: str) -> None:
+    """It does not count as a warning."""
     printed = as_printed(TEXTS["timestamps"])
     with pytest.raises(InputError, match="follows the table; a file holds one table"):
         parse_exports([("a", f"{printed}\n{between}{printed}")])
@@ -107,8 +107,8 @@ def test_a_second_table_of_a_session_is_refused(between: str) -> None:
 
 @pytest.mark.parametrize("prompt", ["cqlsh> DESCRIBE SCHEMA\n\n", "me@cqlsh:shop> DESC KEYSPACE shop;\n", ""])
 @pytest.mark.parametrize("end", ["\ncqlsh> ", "\nWarnings :\nA warning with CREATE TABLE x (p int\n\n", ""])
-def test_a_schema_that_was_copied_from_a_session_is_the_same_schema(prompt: str, end: str) -> None:
-    """A command of cqlsh ends with its line, and not with the semicolon of the first statement."""
+def test_schema_copied_from_a_session_is_the_same(prompt: str, end: str) -> None:
+    """A command of cqlsh ends with its line, not with the semicolon of the first statement."""
     schema = (
         "CREATE KEYSPACE shop WITH replication = {'class': 'SimpleStrategy'};\n\nCREATE TYPE shop.part (a int);\n\n"
         "CREATE TABLE shop.t (p int PRIMARY KEY, v part) WITH cdc = {'enabled': 'true'};\n"
@@ -118,8 +118,8 @@ def test_a_schema_that_was_copied_from_a_session_is_the_same_schema(prompt: str,
     assert parse_exports([("a", f"{prompt}{schema}{end}")]).tables == [expected]
 
 
-def test_a_ring_snapshot_is_distinguished_from_json_rows(lake: Lake, tmp_path: Path) -> None:
-    """Both are JSON lists of objects: the fields say which is which."""
+def test_ring_snapshot_is_distinguished_from_json_rows(lake: Lake, tmp_path: Path) -> None:
+    """Both are JSON lists of objects, and their fields distinguish them."""
 
     tmp_path.joinpath("ring.json").write_text(json.dumps(SNAPSHOT))
     tmp_path.joinpath("rows.json").write_text(as_json_list(TEXTS["timestamps"]))
@@ -129,8 +129,8 @@ def test_a_ring_snapshot_is_distinguished_from_json_rows(lake: Lake, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["time,range_end,streams\r\n", as_printed("time,range_end,streams\r\n")])
-def test_a_header_alone_is_an_empty_exported_table(lake: Lake, tmp_path: Path, text: str) -> None:
-    """The table is there afterwards, without a row: empty, which is another thing than unknown; no other table is."""
+def test_header_without_rows_is_an_empty_exported_table(lake: Lake, tmp_path: Path, text: str) -> None:
+    """The table then exists without a row, which differs from an unknown table; no other table exists."""
     path = tmp_path.joinpath("streams.csv")
     path.write_text(text, newline="")
     import_paths(lake, Clock(us_from_ms(TIME_MS)), [path])

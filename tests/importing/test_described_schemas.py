@@ -1,4 +1,4 @@
-"""What a schema says of CDC logs: in which keyspace, whether they are there, how old, and what turns CDC off."""
+"""CDC logs in a schema: their keyspace, whether they exist, their age, and options that disable CDC."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ LOG = (
     '(a int, "cdc$stream_id" blob, "cdc$time" timeuuid, "cdc$batch_seq_no" int, '
     'PRIMARY KEY ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no"))'
 )
-MADE = "WITH ID = 8c0a2eb0-0607-11ef-b773-697dd8707676"
-MADE_MS = 1_714_381_495_579
+CREATED = "WITH ID = 8c0a2eb0-0607-11ef-b773-697dd8707676"
+CREATED_MS = 1_714_381_495_579
 
 
 def tables(text: str) -> list[DescribedTable]:
-    """The tables of a schema."""
+    """Return the tables of a schema."""
     return parse_schema_text("schema.cql", text).tables
 
 
@@ -39,17 +39,17 @@ def tables(text: str) -> list[DescribedTable]:
         (f"{KEYSPACE} USE ks; CREATE TYPE u (x int); CREATE TABLE t (a int PRIMARY KEY, b u) WITH {ON};", ["ks.t"]),
     ],
 )
-def test_use_names_the_keyspace_of_what_follows(text: str, names: list[str]) -> None:
-    """A table without a keyspace is in the one in use, and is read with the types of that one."""
+def test_use_sets_the_keyspace_of_later_tables(text: str, names: list[str]) -> None:
+    """A table without a keyspace is in the current one, and uses its types."""
     assert is_schema_text(text)
-    found = tables(text)
-    assert [table.full_name for table in found] == names
-    made = [f"CREATE TABLE {table.keyspace}.{table.name} ".replace("Ks", '"Ks"') for table in found]
-    assert all(text in (table.ddl or "") for text, table in zip(made, found, strict=True))
+    described = tables(text)
+    assert [table.full_name for table in described] == names
+    beginnings = [f"CREATE TABLE {table.keyspace}.{table.name} ".replace("Ks", '"Ks"') for table in described]
+    assert all(text in (table.ddl or "") for text, table in zip(beginnings, described, strict=True))
 
 
-def test_a_log_without_any_keyspace_is_refused() -> None:
-    """By name; a table without a log needs none."""
+def test_log_without_a_keyspace_is_refused() -> None:
+    """The refusal names the table; a table without a log needs no keyspace."""
     assert tables("CREATE TABLE t (a int PRIMARY KEY);") == []
     with pytest.raises(InputError, match=r"t has no keyspace, and no USE names one; write keyspace\.t"):
         tables(f"CREATE TABLE t (a int PRIMARY KEY) WITH {ON};")
@@ -61,32 +61,32 @@ def test_a_log_without_any_keyspace_is_refused() -> None:
         (f"CREATE TABLE ks.t (a int PRIMARY KEY) WITH {ON};", (True, True, 60, None)),
         (f"CREATE TABLE ks.t (a int PRIMARY KEY) WITH {OFF};", (False, False, 60, None)),
         (
-            f"CREATE TABLE ks.t (a int PRIMARY KEY) WITH {OFF}; CREATE TABLE ks.t_scylla_cdc_log {LOG} {MADE};",
-            (True, False, 60, MADE_MS),
+            f"CREATE TABLE ks.t (a int PRIMARY KEY) WITH {OFF}; CREATE TABLE ks.t_scylla_cdc_log {LOG} {CREATED};",
+            (True, False, 60, CREATED_MS),
         ),
         (
             f"CREATE TABLE ks.t_scylla_cdc_log {LOG}; CREATE TABLE ks.t (a int PRIMARY KEY) WITH {OFF};",
             (True, False, 60, None),
         ),
         (
-            f"CREATE TABLE ks.t (a int PRIMARY KEY) WITH {ON}; CREATE TABLE ks.t_scylla_cdc_log {LOG} {MADE};",
-            (True, True, 60, MADE_MS),
+            f"CREATE TABLE ks.t (a int PRIMARY KEY) WITH {ON}; CREATE TABLE ks.t_scylla_cdc_log {LOG} {CREATED};",
+            (True, True, 60, CREATED_MS),
         ),
         (f"CREATE TABLE ks.t (a int PRIMARY KEY); CREATE TABLE ks.t_scylla_cdc_log {LOG};", (True, False, None, None)),
-        (f"CREATE TABLE ks.t_scylla_cdc_log {LOG} {MADE};", (True, True, None, MADE_MS)),
+        (f"CREATE TABLE ks.t_scylla_cdc_log {LOG} {CREATED};", (True, True, None, CREATED_MS)),
         (
             f"CREATE TABLE ks.t (a int PRIMARY KEY) WITH {ON}; ALTER TABLE ks.t WITH {OFF};",
             (True, False, 60, None),
         ),
     ],
 )
-def test_a_log_that_is_there_counts(text: str, facts: tuple[bool, bool, int | None, int | None]) -> None:
-    """Printed as a table, or that of a table whose CDC is or was on; its age by its ID alone."""
+def test_existing_log_counts(text: str, facts: tuple[bool, bool, int | None, int | None]) -> None:
+    """It is printed as a table, or its base table has or had CDC enabled; only its ID gives its age."""
     (table,) = tables(text)
     assert (table.is_logged, table.enabled, table.ttl_seconds, table.created_at_ms) == facts
 
 
-def test_a_table_that_is_only_named_like_a_log_is_none() -> None:
+def test_table_with_a_logs_name_is_no_log() -> None:
     """It has no stream IDs."""
     assert tables("CREATE TABLE ks.t_scylla_cdc_log (a int PRIMARY KEY);") == []
 
@@ -101,8 +101,8 @@ def test_a_table_that_is_only_named_like_a_log_is_none() -> None:
         ("{'Enabled': true}", False),
     ],
 )
-def test_options_without_enabled_turn_cdc_off(options: str, warns: bool, tmp_path: Path) -> None:
-    """Where a schema is imported, and where a script is run; what says so itself is no surprise."""
+def test_options_without_enabled_disable_cdc(options: str, warns: bool, tmp_path: Path) -> None:
+    """An import and a script warn of it, unless the options state it themselves."""
     text = f"{KEYSPACE}\nCREATE TABLE ks.t (a int PRIMARY KEY) WITH {ON};\nALTER TABLE ks.t WITH cdc = {options};"
     file = tmp_path / "schema.cql"
     file.write_text(text, encoding="utf-8")
@@ -117,8 +117,8 @@ def test_options_without_enabled_turn_cdc_off(options: str, warns: bool, tmp_pat
     assert table.enabled == (options == "{'Enabled': true}")
 
 
-def test_a_script_that_leaves_cdc_off_as_it_was_warns_of_nothing(tmp_path: Path) -> None:
-    """A table whose CDC is off cannot be turned off."""
+def test_no_warning_if_cdc_was_disabled_before(tmp_path: Path) -> None:
+    """Options cannot disable CDC of a table that does not have it."""
     file = tmp_path / "off.cql"
     text = f"{KEYSPACE}\nCREATE TABLE ks.t (a int PRIMARY KEY);\nALTER TABLE ks.t WITH cdc = {{'ttl': 70}};"
     file.write_text(text, encoding="utf-8")
@@ -128,10 +128,10 @@ def test_a_script_that_leaves_cdc_off_as_it_was_warns_of_nothing(tmp_path: Path)
         assert "cdc-turned-off" not in run("--home", home, *words).stderr
 
 
-def test_a_log_without_base_table_retains_everything_and_is_reported(tmp_path: Path) -> None:
-    """Nobody knows its TTL; a later schema with its base table says more."""
+def test_log_without_base_table_has_no_ttl_and_is_reported(tmp_path: Path) -> None:
+    """Its TTL is unknown until a later schema has its base table."""
     file, home = tmp_path / "log.cql", tmp_path / "home"
-    file.write_text(f"{KEYSPACE}\nCREATE TABLE ks.t_scylla_cdc_log {LOG} {MADE};", encoding="utf-8")
+    file.write_text(f"{KEYSPACE}\nCREATE TABLE ks.t_scylla_cdc_log {LOG} {CREATED};", encoding="utf-8")
     answer = run("--home", home, "import", file)
     assert "ks.t: the schema has its log but not its CDC options" in answer.stderr
     (table,) = run("--home", home, "tables", "--json").rows

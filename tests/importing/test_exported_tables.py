@@ -1,4 +1,4 @@
-"""Every declared table in every text form: a missing column, a wrong type, a duplicate key and a header alone."""
+"""Every declared table in every text form, with missing columns, wrong types, duplicate keys and no rows."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ TABLES = [pytest.param(table, id=table.name) for table in EXPORTED_TABLES]
 
 
 def cells(table: ExportedTable) -> dict[str, str]:
-    """A row of the table that is valid, as text."""
+    """Return a valid row of the table, as text."""
     key = {"key": KEYS.get(table.name, "cdc_generations")}
     return {column.name: (BY_COLUMN | key)[column.name] for column in table.columns}
 
 
 def file(rows: Sequence[dict[str, str]], header: Sequence[str]) -> str:
-    """A CSV file of these rows."""
+    """Return a CSV file of these rows."""
     text = io.StringIO()
     writer = csv.DictWriter(text, header, extrasaction="ignore")
     writer.writeheader()
@@ -70,7 +70,7 @@ def file(rows: Sequence[dict[str, str]], header: Sequence[str]) -> str:
 
 
 def cases(chosen: Callable[[ExportedColumn], bool]) -> list[object]:
-    """Every table with every such column of it."""
+    """Return every table with each of its selected columns."""
     return [
         pytest.param(table, column, id=f"{table.name}-{column.name}")
         for table in EXPORTED_TABLES
@@ -81,18 +81,20 @@ def cases(chosen: Callable[[ExportedColumn], bool]) -> list[object]:
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("table", TABLES)
-def test_a_row_has_the_declared_columns(table: ExportedTable, form: Callable[[str], str]) -> None:
+def test_row_has_the_declared_columns(table: ExportedTable, form: Callable[[str], str]) -> None:
     """The columns identify the table, in any order, and every form gives the same typed values."""
     row = cells(table)
     plain = [*read_exported_table("a", file([row], list(row)))[1]]
-    found, rows = read_exported_table("a", form(file([row], list(row)[::-1])))
-    assert found is table
-    assert [[*map(repr, each.values)] for each in rows] == [[*map(repr, each.values)] for each in plain]
+    recognized, rows = read_exported_table("a", form(file([row], list(row)[::-1])))
+    assert recognized is table
+    assert [[*map(repr, parsed_row.values)] for parsed_row in rows] == [
+        [*map(repr, parsed_row.values)] for parsed_row in plain
+    ]
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("table", "column"), cases(lambda column: not column.optional))
-def test_a_missing_column_is_named(table: ExportedTable, column: ExportedColumn, form: Callable[[str], str]) -> None:
+def test_missing_column_is_named(table: ExportedTable, column: ExportedColumn, form: Callable[[str], str]) -> None:
     """Unless the other columns are those of another table, the message names the column and the table."""
     header = [name for name in table.positions if name != column.name]
     text = form(file([cells(table)], header))
@@ -105,19 +107,19 @@ def test_a_missing_column_is_named(table: ExportedTable, column: ExportedColumn,
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("table", "column"), cases(lambda column: column.optional))
-def test_an_optional_column_may_be_missing(
+def test_optional_column_may_be_missing(
     table: ExportedTable, column: ExportedColumn, form: Callable[[str], str]
 ) -> None:
     """Its value is None."""
     header = [name for name in table.positions if name != column.name]
-    found, rows = read_exported_table("a", form(file([cells(table)], header)))
-    assert found is table
+    recognized, rows = read_exported_table("a", form(file([cells(table)], header)))
+    assert recognized is table
     assert [row.get(column.name) for row in rows] == [None]
 
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("table", "column"), cases(lambda column: column.parse is not str))
-def test_a_value_of_another_type_is_refused(
+def test_value_of_another_type_is_refused(
     table: ExportedTable, column: ExportedColumn, form: Callable[[str], str]
 ) -> None:
     """The message names the file, the line, the column and the value. A set of text takes any word."""
@@ -132,7 +134,7 @@ def test_a_value_of_another_type_is_refused(
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("table", TABLES)
-def test_a_duplicate_key_is_refused(table: ExportedTable, form: Callable[[str], str]) -> None:
+def test_duplicate_key_is_refused(table: ExportedTable, form: Callable[[str], str]) -> None:
     """A file has each key once; the message names the key and the line of the first row."""
     row = cells(table)
     with pytest.raises(InputError, match=rf"^a, line \d+: duplicate row with .*{table.key[-1]} .*, first in line \d+$"):
@@ -141,7 +143,7 @@ def test_a_duplicate_key_is_refused(table: ExportedTable, form: Callable[[str], 
 
 @pytest.mark.parametrize("form", [str, as_printed])
 @pytest.mark.parametrize("table", TABLES)
-def test_a_header_alone_is_an_empty_table(table: ExportedTable, form: Callable[[str], str]) -> None:
+def test_header_without_rows_is_an_empty_table(table: ExportedTable, form: Callable[[str], str]) -> None:
     """The table is known to be empty, and has no content."""
     exports = parse_exports([("a", form(file([], list(table.positions))))])
     assert exports.exported_tables == {table.stored_in or table.name}

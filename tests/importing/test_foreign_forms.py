@@ -1,8 +1,8 @@
-"""Topology, the group's own descriptions, tablets' internal tables, what nodetool and DESCRIBE print, in one folder.
+"""One folder may have the topology, the group's descriptions, tablets' internal tables, nodetool and DESCRIBE.
 
 The files of tests/data/exports were written by Apache Cassandra 5.0.5 (one node, 8 tokens): `nodetool ring` and
 `describering`, SELECT JSON of tables with the columns of system.topology and cdc_streams_state, DESCRIBE KEYSPACE. What
-ScyllaDB alone has (cdc_generations_v3, CDC options, several nodes) is written from the documents.
+only ScyllaDB has (cdc_generations_v3, CDC options, several nodes) is written from the documents.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ from cdc_platform.timeline import GenerationState, Timeline
 
 DATA = Path(__file__).resolve().parents[1] / "data" / "exports"
 CLOCK = Clock(us_from_ms(LATER_MS))
-ONE = generation()
+GENERATION = generation()
 TOKENS = {
     *(-7273619601502313199, -5646619594135212352, -2249094679097878514, -401833615136122703),
     *(-355140286366041337, 5070194837302512576, 7764575538920572441, 8197552287648701488),
@@ -68,20 +68,20 @@ CREATE TABLE ks.t_scylla_cdc_log ("cdc$stream_id" blob, "cdc$time" timeuuid, PRI
 
 CREATE TABLE ks.plain (pk int PRIMARY KEY) WITH cdc = {{'enabled': 'false'}};
 """
-LOG_MADE_MS = Milliseconds(1_436_832_018_805)
+LOG_CREATED_MS = Milliseconds(1_436_832_018_805)
 
 
 def v3_csv() -> str:
-    """cdc_generations_v3, as COPY writes it: no num_ranges."""
+    """Return cdc_generations_v3 as COPY writes it, without num_ranges."""
     lines = ["key,id,range_end,ignore_msb,streams"]
-    for row in range(len(ONE)):
-        entry = ONE.entry(row)
+    for row in range(len(GENERATION)):
+        entry = GENERATION.entry(row)
         lines.append(f"cdc_generations,{ID},{entry.range_end},{entry.ignore_msb},{blob_set(entry.streams)}")
     return "\r\n".join(lines) + "\r\n"
 
 
 def topology_csv() -> str:
-    """system.topology of the nodes that tests have, as COPY writes it, with one that is about to join."""
+    """Return system.topology of the tests' nodes as COPY writes it, with one that is about to join."""
     committed = f"\"{{('{cql_time(TIME_MS)}', {ID})}}\""
     lines = [
         "key,host_id,datacenter,ignore_msb,node_state,rack,shard_count,tokens,transition_state,committed_cdc_generations"
@@ -95,7 +95,7 @@ def topology_csv() -> str:
 
 
 def history_csv(rows: list[tuple[int, int, int, str]]) -> str:
-    """cdc_streams_history: (time in ms, stream_state, last token, stream in hexadecimal)."""
+    """Return cdc_streams_history of (time in ms, stream_state, last token, stream in hexadecimal)."""
     lines = ["table_id,timestamp,stream_state,last_token,stream_id"]
     lines += [
         f"{LOG_ID},{cql_time(Milliseconds(time))},{state},{last},0x{stream}" for time, state, last, stream in rows
@@ -104,8 +104,8 @@ def history_csv(rows: list[tuple[int, int, int, str]]) -> str:
 
 
 @pytest.mark.parametrize("file", ["nodetool_ring.txt", "nodetool_describering.txt"])
-def test_the_ring_that_nodetool_prints_is_read(file: str, lake: Lake) -> None:
-    """Both of a real server: its address, its place and every token; who imports says the shards."""
+def test_ring_printed_by_nodetool_is_read(file: str, lake: Lake) -> None:
+    """Both texts give a real server's address, rack and tokens; the user must pass the shards."""
     report = import_paths(lake, CLOCK, [DATA / file], shards=4, ignore_msb=12)
     [node] = read_current_ring(lake).nodes
     assert set(node.tokens) == TOKENS
@@ -116,8 +116,8 @@ def test_the_ring_that_nodetool_prints_is_read(file: str, lake: Lake) -> None:
         import_paths(Lake(lake.root / "other"), CLOCK, [DATA / file])
 
 
-def test_nodes_that_are_known_keep_their_ids_and_shards(lake: Lake, tmp_path: Path) -> None:
-    """What nodetool does not print is that of the node with this address."""
+def test_known_nodes_keep_their_ids_and_shards(lake: Lake, tmp_path: Path) -> None:
+    """Values that nodetool does not print come from the known node with this address."""
     known = [SNAPSHOT[0] | {"tokens": [1, 2], "address": "127.0.0.1", "shard_count": 6, "ignore_msb": 3}]
     (tmp_path / "ring.json").write_text(json.dumps(known))
     import_paths(lake, CLOCK, [tmp_path / "ring.json"])
@@ -129,8 +129,8 @@ def test_nodes_that_are_known_keep_their_ids_and_shards(lake: Lake, tmp_path: Pa
 
 
 @pytest.mark.parametrize("file", ["nodetool_ring.txt", "nodetool_describering.txt"])
-def test_a_printed_ring_that_is_cut_is_refused(file: str) -> None:
-    """Whichever line with a token is missing at the end: it is never taken for a smaller ring."""
+def test_truncated_printed_ring_is_refused(file: str) -> None:
+    """A text without its last lines with tokens never counts as a smaller ring."""
     lines = (DATA / file).read_text().splitlines()
     with_tokens = [number for number, line in enumerate(lines) if "127.0.0.1" in line]
     for end in with_tokens[1:]:
@@ -139,7 +139,7 @@ def test_a_printed_ring_that_is_cut_is_refused(file: str) -> None:
 
 
 def test_topology_of_a_real_table_is_read(lake: Lake) -> None:
-    """SELECT JSON of a table with these columns: nodes, shards, and a committed generation without rows."""
+    """SELECT JSON of a table with these columns gives nodes, shards, and a committed generation without rows."""
     report = import_paths(lake, CLOCK, [DATA / "topology.jsonl"])
     [node] = read_current_ring(lake).nodes
     assert set(node.tokens) == TOKENS
@@ -149,8 +149,8 @@ def test_topology_of_a_real_table_is_read(lake: Lake) -> None:
     assert (known.id, known.state) == (str(LOG_ID), GenerationState.NOT_EXPORTED)
 
 
-def test_a_committed_generation_without_rows_is_a_flaw_and_is_known(lake: Lake, tmp_path: Path) -> None:
-    """The group's table was brought and lacks it: refused, taken in as it is, and made whole by its rows alone."""
+def test_committed_generation_without_rows_is_an_issue_and_is_known(lake: Lake, tmp_path: Path) -> None:
+    """The import refuses it unless told to allow it; a later import of its rows alone completes it."""
     header = v3_csv().split("\r\n")[0]
     (tmp_path / "t.csv").write_text(topology_csv(), newline="")
     (tmp_path / "d.csv").write_text(f"{header}\r\n", newline="")
@@ -169,19 +169,23 @@ def test_a_committed_generation_without_rows_is_a_flaw_and_is_known(lake: Lake, 
     assert (known.id, known.time_ms, known.state) == (ID, TIME_MS, GenerationState.INTRODUCED)
 
 
-def test_rows_that_were_there_before_get_their_time(lake: Lake, tmp_path: Path) -> None:
-    """The description first, the topology that names its time in an import after it: the ledger counts its rows."""
+def test_rows_imported_before_their_time_are_completed(lake: Lake, tmp_path: Path) -> None:
+    """A topology imported after the description names its time, and the ledger counts its rows."""
     (tmp_path / "t.csv").write_text(topology_csv(), newline="")
     (tmp_path / "d.csv").write_text(v3_csv(), newline="")
     import_paths(lake, CLOCK, [tmp_path / "d.csv"])
     assert Timeline.read(lake).known == []
     import_paths(lake, CLOCK, [tmp_path / "t.csv"])
     [row] = lake.read(GENERATIONS).to_pylist()
-    assert (row["generation_id"], row["num_ranges"], row["num_streams"]) == (ID, len(ONE), len(ONE.streams))
+    assert (row["generation_id"], row["num_ranges"], row["num_streams"]) == (
+        ID,
+        len(GENERATION),
+        len(GENERATION.streams),
+    )
 
 
-def test_committed_generations_have_their_time_before_they_are_shown(lake: Lake, tmp_path: Path) -> None:
-    """By the group's own tables alone: the ring, the description, and which time it has."""
+def test_committed_generations_have_their_time_before_publication(lake: Lake, tmp_path: Path) -> None:
+    """The group's tables alone give the ring, the description and its time."""
     (tmp_path / "t.csv").write_text(topology_csv(), newline="")
     (tmp_path / "d.csv").write_text(v3_csv(), newline="")
     import_paths(lake, CLOCK, [tmp_path])
@@ -189,20 +193,22 @@ def test_committed_generations_have_their_time_before_they_are_shown(lake: Lake,
     [row] = lake.read(GENERATIONS).to_pylist()
     assert (row["generation_id"], ms_from_datetime(row["time"]), row["published_at"]) == (ID, TIME_MS, None)
     rows = lake.read(GENERATION_DESCRIPTIONS_V2).to_pylist()
-    assert {row["num_ranges"] for row in rows} == {len(ONE)}
+    assert {row["num_ranges"] for row in rows} == {len(GENERATION)}
     versions = {name: lake.version(table) for name, table in TABLES.items()}
     import_paths(lake, CLOCK, [tmp_path])
     assert {name: lake.version(table) for name, table in TABLES.items()} == versions
 
 
-def test_the_groups_table_equals_the_second_format() -> None:
-    """The same generation by either table: the same rows."""
-    one, other = (parse_exports([("a", text)]).descriptions[ID] for text in (v3_csv(), v2_csv({ID: ONE})))
-    assert one.has_same_streams(other)
+def test_group_table_equals_the_second_format() -> None:
+    """Both tables give the same rows of one generation."""
+    from_group, from_v2 = (
+        parse_exports([("a", text)]).descriptions[ID] for text in (v3_csv(), v2_csv({ID: GENERATION}))
+    )
+    assert from_group.has_same_streams(from_v2)
 
 
-def test_internal_tables_of_tablets_are_the_shown_ones(lake: Lake, tmp_path: Path) -> None:
-    """The oldest set, and the one that a split makes of it; the schema says which table the log is of."""
+def test_internal_tables_of_tablets_equal_the_published_ones(lake: Lake, tmp_path: Path) -> None:
+    """They give the oldest set and the set after a split; the schema names the log's table."""
     later = TIME_MS + 100_000
     first, last = "ffffffffffffffff0000000014000001", "7fffffffffffffff0000000018000001"
     old = "7fffffffffffffff0000000008000001"
@@ -213,8 +219,8 @@ def test_internal_tables_of_tablets_are_the_shown_ones(lake: Lake, tmp_path: Pat
     (tmp_path / "schema.cql").write_text(SCHEMA)
     import_paths(lake, CLOCK, [tmp_path])
     rows = lake.read(TABLET_STREAMS).to_pylist()
-    found = {(ms_from_datetime(row["timestamp"]), row["stream_state"], row["stream_id"].hex()) for row in rows}
-    assert found == {
+    stored = {(ms_from_datetime(row["timestamp"]), row["stream_state"], row["stream_id"].hex()) for row in rows}
+    assert stored == {
         *((TIME_MS, state, old) for state in (0, 2)),
         (later, 1, old),
         *((later, state, stream) for state in (0, 2) for stream in (first, last)),
@@ -224,18 +230,18 @@ def test_internal_tables_of_tablets_are_the_shown_ones(lake: Lake, tmp_path: Pat
 
 
 def test_internal_tables_need_the_name_of_their_log(lake: Lake) -> None:
-    """Without a schema nobody can say whose streams they are: one line says what to export."""
+    """Without a schema the streams' table is unknown, and one line says what to export."""
     with pytest.raises(InputError, match=r"has no name; import with them: COPY system_schema\.tables"):
         import_paths(lake, CLOCK, [DATA / "cdc_streams_state.jsonl"])
 
 
-def test_a_schema_names_the_tables_with_a_log(lake: Lake, tmp_path: Path) -> None:
-    """TTL and begin of each log; Cassandra's own `cdc = false` is none; the same again is nothing."""
+def test_schema_has_the_tables_with_a_log(lake: Lake, tmp_path: Path) -> None:
+    """It gives TTL and creation of each log; Cassandra's `cdc = false` is no log; a repetition writes nothing."""
     (tmp_path / "schema.cql").write_text(SCHEMA)
     import_paths(lake, CLOCK, [tmp_path, DATA / "describe_keyspace.cql"])
     [row] = lake.read(CDC_TABLES).to_pylist()
     assert (row["keyspace_name"], row["table_name"], row["ttl_seconds"], row["enabled"]) == ("ks", "t", 3600, True)
-    assert ms_from_datetime(row["created_at"]) == LOG_MADE_MS
+    assert ms_from_datetime(row["created_at"]) == LOG_CREATED_MS
     version = lake.version(CDC_TABLES)
     assert import_paths(lake, CLOCK, [tmp_path]).rows_written == 0
     assert lake.version(CDC_TABLES) == version
@@ -244,8 +250,8 @@ def test_a_schema_names_the_tables_with_a_log(lake: Lake, tmp_path: Path) -> Non
     assert lake.read(CDC_TABLES)["ttl_seconds"].to_pylist() == [60]
 
 
-def test_a_schema_of_many_tables_is_stored_in_one_commit(lake: Lake, tmp_path: Path) -> None:
-    """However many there are, and whatever became of them since."""
+def test_schema_of_many_tables_is_stored_in_one_commit(lake: Lake, tmp_path: Path) -> None:
+    """This holds for any number of tables, and for changes to them."""
     file = tmp_path / "schema.cql"
     for ttl, version in ((60, 1), (61, 2)):
         tables = [
@@ -279,12 +285,12 @@ CREATE TABLE shop.unexpected (p int PRIMARY KEY, v frozen<nobody>) WITH cdc = {'
 """
 
 
-def test_a_described_table_has_its_definition(tmp_path: Path) -> None:
-    """Keys are asked for by their values, status has the table, and how rows are stored is nobody's business."""
+def test_described_table_has_its_definition(tmp_path: Path) -> None:
+    """`explain` accepts key values, `status` lists the table, and storage options are ignored."""
     home, lake = tmp_path / "home", Lake(tmp_path / "home" / "lake")
     (tmp_path / "schema.cql").write_text(TYPED)
     (tmp_path / "t.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
-    (tmp_path / "s.csv").write_text(streams_csv({TIME_MS: ONE}), newline="")
+    (tmp_path / "s.csv").write_text(streams_csv({TIME_MS: GENERATION}), newline="")
     files = [tmp_path / name for name in ("schema.cql", "t.csv", "s.csv")]
     answer = run("--home", home, "import", *files)
     assert answer.exit_code == 0
@@ -292,11 +298,11 @@ def test_a_described_table_has_its_definition(tmp_path: Path) -> None:
     schema = read_table_schema(lake, "shop", "orders")
     assert [key.name for key in schema.partition_key] == ["Name", "day"]
     assert (schema.cdc.preimage, schema.cdc.ttl, schema.default_ttl) == ("full", 3600, 60)
-    asked = ("--pk", "'alice'", "--pk", "2026-01-31", "--table", "shop.orders")
-    told = run("--home", home, "explain", *asked, "--json").json
+    options = ("--pk", "'alice'", "--pk", "2026-01-31", "--table", "shop.orders")
+    explanation = run("--home", home, "explain", *options, "--json").json
     key = bytes.fromhex("0005" + b"alice".hex() + "00" + "0004" + "80005004" + "00")
-    assert int(told["token"]) == tokens_from_keys([key])[0]
-    assert {each["table"] for each in run("--home", home, "status", "--json").json["tables"]} == {
+    assert int(explanation["token"]) == tokens_from_keys([key])[0]
+    assert {table["table"] for table in run("--home", home, "status", "--json").json["tables"]} == {
         "shop.orders",
         "shop.unexpected",
     }
@@ -308,20 +314,20 @@ def test_a_described_table_has_its_definition(tmp_path: Path) -> None:
     assert "note" in {column.name for column in read_table_schema(lake, "shop", "orders").columns}
 
 
-def test_what_was_noted_of_a_table_outlives_its_description(lake: Lake, tmp_path: Path) -> None:
-    """A truncation stands in the definition that was kept here, and in no schema."""
+def test_recorded_truncation_survives_another_description(lake: Lake, tmp_path: Path) -> None:
+    """The stored definition has the truncation, which no schema has."""
     (tmp_path / "schema.cql").write_text(TYPED)
     import_paths(lake, CLOCK, [tmp_path])
-    kept = cdc_tables.find_cdc_table(lake, "shop", "orders").ddl
-    noted = f"{kept}\n-- truncated: 2026-01-31T12:00:00Z"
-    cdc_tables.alter_cdc_table(lake, CLOCK, "shop", "orders", ddl=noted)
+    stored = cdc_tables.find_cdc_table(lake, "shop", "orders").ddl
+    truncated = f"{stored}\n-- truncated: 2026-01-31T12:00:00Z"
+    cdc_tables.alter_cdc_table(lake, CLOCK, "shop", "orders", ddl=truncated)
     (tmp_path / "schema.cql").write_text(TYPED.replace("3600'}\n    AND comp", "3600'}  AND comp"))
     import_paths(lake, CLOCK, [tmp_path])
-    assert cdc_tables.find_cdc_table(lake, "shop", "orders").ddl == noted
+    assert cdc_tables.find_cdc_table(lake, "shop", "orders").ddl == truncated
 
 
-def test_a_log_of_unknown_age_is_older_than_every_generation(lake: Lake, tmp_path: Path) -> None:
-    """Without internals nobody says when a log was made: no generation may look unneeded for that."""
+def test_log_of_unknown_age_is_older_than_every_generation(lake: Lake, tmp_path: Path) -> None:
+    """A schema without internals has no creation time, and no generation may look unneeded because of that."""
     (tmp_path / "schema.cql").write_text("CREATE TABLE ks.t (pk int PRIMARY KEY) WITH cdc = {'enabled': true};")
     (tmp_path / "times.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
     import_paths(lake, CLOCK, [tmp_path])
@@ -329,8 +335,8 @@ def test_a_log_of_unknown_age_is_older_than_every_generation(lake: Lake, tmp_pat
     assert lake.read(CDC_TABLES)["created_at"].to_pylist()[0].timestamp() == 0
 
 
-def test_one_folder_with_everything(lake: Lake, tmp_path: Path) -> None:
-    """Whatever the files are called: each is known by what is in it, and what is none of them is left alone."""
+def test_folder_with_all_formats(lake: Lake, tmp_path: Path) -> None:
+    """Content, not the name, identifies each file; files of other formats are ignored."""
     texts = {
         "a.txt": topology_csv(),
         "b.out": SCHEMA,
@@ -341,12 +347,12 @@ def test_one_folder_with_everything(lake: Lake, tmp_path: Path) -> None:
         (tmp_path / name).write_text(text, newline="")
     (tmp_path / "a.txt").rename(tmp_path / "a.csv")
     (tmp_path / "d.csv").write_text(v3_csv(), newline="")
-    (tmp_path / "e.csv").write_text(streams_csv({TIME_MS: ONE}), newline="")
+    (tmp_path / "e.csv").write_text(streams_csv({TIME_MS: GENERATION}), newline="")
     (tmp_path / "f.csv").write_text(timestamps_csv({TIME_MS: None}), newline="")
     report = import_paths(lake, CLOCK, [tmp_path])
     assert len(report.nodes_added) == 2
-    assert [each.id for each in report.generations] == [ID]
-    assert [each.table for each in report.stream_sets] == ["ks.t"]
+    assert [item.id for item in report.generations] == [ID]
+    assert [item.table for item in report.stream_sets] == ["ks.t"]
     assert lake.read(CDC_TABLES).num_rows == 1
     assert [line for line in report.warnings if "ignored" in line] == [
         f"{tmp_path / 'notes.md'}: unknown format; ignored"

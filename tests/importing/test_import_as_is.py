@@ -1,4 +1,4 @@
-"""Broken clusters: refused without --allow-incomplete; imported with it, judged by `check`, and not built on.
+"""Exports of broken clusters need --allow-incomplete; `check` fails on them, and no command builds on them.
 
 The exports are written from the documents, as COPY writes them.
 """
@@ -31,12 +31,12 @@ from cdc_platform.importing.run import import_paths
 from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLES
 
 CLOCK = Clock(us_from_ms(TIME_MS))
-ONE = generation()
+GENERATION = generation()
 RING, TIMES, STREAMS, V2 = (
     json.dumps(SNAPSHOT),
     timestamps_csv({TIME_MS: None}),
-    streams_csv({TIME_MS: ONE}),
-    v2_csv({ID: ONE}),
+    streams_csv({TIME_MS: GENERATION}),
+    v2_csv({ID: GENERATION}),
 )
 TABLET = ((TIME_MS, 0, "ffffffffffffffff0000000004000001"), (TIME_MS, 0, "7fffffffffffffff0000000008000001"))
 TABLET_ROWS = (*TABLET, *((time, 2, stream) for time, _, stream in TABLET))
@@ -44,27 +44,27 @@ LEGACY = "0521d5ce4a4a8ca552f83d88a1ae55d2"
 
 
 def first_set(text: str) -> str:
-    """The streams of the first row of a file."""
+    """Return the streams of the first row of a file."""
     return text.splitlines()[1].split('"')[1]
 
 
 def swapped(text: str) -> str:
-    """The streams of the first two rows, each in the other's place."""
+    """Swap the streams of the first two rows."""
     lines = text.split("\r\n")
-    one, two = (line.split('"') for line in lines[1:3])
-    one[1], two[1] = two[1], one[1]
-    return "\r\n".join([lines[0], '"'.join(one), '"'.join(two), *lines[3:]])
+    first, second = (line.split('"') for line in lines[1:3])
+    first[1], second[1] = second[1], first[1]
+    return "\r\n".join([lines[0], '"'.join(first), '"'.join(second), *lines[3:]])
 
 
 def random_ids(text: str) -> str:
-    """The streams of the first row replaced by as many random bytes."""
+    """Replace the streams of the first row by random bytes."""
     ids = ", ".join(f"0x{number:02x}" + "9b7c1d55e0a34f26b88c0e4d917f3a"[:30] for number in range(16, 20))
     return text.replace(first_set(text), "{" + ids + "}")
 
 
 @dataclass(frozen=True)
 class Broken:
-    """Files of a cluster that is not whole, what is said of them, and the invariant that does not hold."""
+    """Files of an incomplete cluster, the expected message, and the invariant that fails."""
 
     files: Mapping[str, str]
     says: str
@@ -73,12 +73,12 @@ class Broken:
 
 BROKEN = {
     "a row of streams is missing": Broken(
-        {"r.json": RING, "t.csv": TIMES, "s.csv": streams_csv({TIME_MS: ONE}, skip=frozenset([2]))},
+        {"r.json": RING, "t.csv": TIMES, "s.csv": streams_csv({TIME_MS: GENERATION}, skip=frozenset([2]))},
         "rows are missing",
         "refines_vnodes",
     ),
     "a row of a description is missing": Broken(
-        {"r.json": RING, "t.csv": TIMES, "d.csv": v2_csv({ID: ONE}, num_ranges=6, skip=frozenset([2]))},
+        {"r.json": RING, "t.csv": TIMES, "d.csv": v2_csv({ID: GENERATION}, num_ranges=6, skip=frozenset([2]))},
         "num_ranges claims 6",
         "row_count",
     ),
@@ -123,8 +123,8 @@ def folder(tmp_path: Path) -> Path:
     return folder
 
 
-def written(folder: Path, files: Mapping[str, str]) -> Path:
-    """The folder with these files alone."""
+def write_files(folder: Path, files: Mapping[str, str]) -> Path:
+    """Write these files into the folder, without others; return the folder."""
     for path in folder.iterdir():
         path.unlink()
     for name, text in files.items():
@@ -133,94 +133,106 @@ def written(folder: Path, files: Mapping[str, str]) -> Path:
 
 
 def versions(lake: Lake) -> dict[str, int | None]:
-    """The version of every table."""
+    """Return the version of every table."""
     return {name: lake.version(table) for name, table in TABLES.items()}
 
 
 @pytest.mark.parametrize("name", BROKEN)
 def test_incomplete_exports_are_refused_or_imported_as_they_are(name: str, lake: Lake, folder: Path) -> None:
-    """Without --allow-incomplete: one line that names it, and no table. With it: all rows, and the lake is marked."""
+    """Without --allow-incomplete one line refuses them; with it all rows are imported and the lake is marked."""
     case = BROKEN[name]
-    written(folder, case.files)
+    write_files(folder, case.files)
     with pytest.raises(InputError, match=case.says) as refused:
         import_paths(lake, CLOCK, [folder])
     assert "import --allow-incomplete" in str(refused.value)
     assert set(versions(lake).values()) == {None}
     report = import_paths(lake, CLOCK, [folder], allow_incomplete=True)
     assert any(case.says in flaw for flaw in report.issues)
-    found = get_home_mode(lake).observed
-    assert found is not None
-    assert found.num_issues == len(report.issues)
+    observed = get_home_mode(lake).observed
+    assert observed is not None
+    assert observed.num_issues == len(report.issues)
     before = versions(lake)
     assert import_paths(lake, CLOCK, [folder], allow_incomplete=True).rows_written == 0
     assert versions(lake) == before
 
 
 @pytest.mark.parametrize("name", [name for name, case in BROKEN.items() if case.violates])
-def test_check_judges_what_came_in(name: str, tmp_path: Path, folder: Path) -> None:
-    """The invariant that is broken is named, the exit code is 1, and the home stays only observed."""
+def test_check_fails_on_incomplete_rows(name: str, tmp_path: Path, folder: Path) -> None:
+    """The failed invariant is named, the exit code is 1, and the home stays only observed."""
     home = tmp_path / "home"
-    assert run("--home", home, "import", "--allow-incomplete", written(folder, BROKEN[name].files)).exit_code == 0
+    assert run("--home", home, "import", "--allow-incomplete", write_files(folder, BROKEN[name].files)).exit_code == 0
     answer = run("--home", home, "check", "--json")
     assert answer.exit_code == 1
     violated = {line["invariant"] for line in answer.rows if line["violations"]}
     assert BROKEN[name].violates in violated, violated
     assert "is only observed since" in answer.stderr
-    assert "only-observed" in {each["code"] for each in run("--home", home, "status", "--json").json["alerts"]}
+    assert "only-observed" in {alert["code"] for alert in run("--home", home, "status", "--json").json["alerts"]}
     assert get_home_mode(Lake(home / "lake")).observed is not None
 
 
 def test_timestamps_without_streams_are_an_issue_if_the_table_was_exported(lake: Lake, folder: Path) -> None:
-    """An empty table of streams says that there are none; where it was not exported nobody knows."""
-    import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES})], allow_incomplete=True)
+    """An empty exported table shows that there are no streams; without the table this is unknown."""
+    import_paths(lake, CLOCK, [write_files(folder, {"t.csv": TIMES})], allow_incomplete=True)
     assert get_home_mode(lake).observed is None
     report = import_paths(
-        lake, CLOCK, [written(folder, {"t.csv": TIMES, "s.csv": "time,range_end,streams\r\n"})], allow_incomplete=True
+        lake,
+        CLOCK,
+        [write_files(folder, {"t.csv": TIMES, "s.csv": "time,range_end,streams\r\n"})],
+        allow_incomplete=True,
     )
     assert "timestamps without their streams rows" in report.issues[0]
     assert get_home_mode(lake).observed is not None
 
 
-def test_a_cut_file_is_refused_all_the_same(lake: Lake, folder: Path) -> None:
-    """It tells of the copy, not of the cluster."""
+def test_truncated_file_is_refused_with_the_option(lake: Lake, folder: Path) -> None:
+    """It shows a fault of the copy, not of the cluster."""
     with pytest.raises(InputError, match="half-written export"):
-        import_paths(lake, CLOCK, [written(folder, {"t.csv": TIMES, "s.csv": STREAMS[:-9]})], allow_incomplete=True)
+        import_paths(lake, CLOCK, [write_files(folder, {"t.csv": TIMES, "s.csv": STREAMS[:-9]})], allow_incomplete=True)
 
 
-def test_a_home_that_is_whole_again_is_built_on(tmp_path: Path, folder: Path) -> None:
-    """The rest comes in, `check` is clean and lifts the mark; before that the same command refuses."""
+def test_completed_home_accepts_joins(tmp_path: Path, folder: Path) -> None:
+    """After an import of the missing rows `check` passes and removes the mark; before it a join is refused."""
     home = tmp_path / "home"
-    part = {"r.json": RING, "t.csv": TIMES, "d.csv": V2, "s.csv": streams_csv({TIME_MS: ONE}, skip=frozenset([2]))}
-    assert run("--home", home, "import", "--allow-incomplete", written(folder, part)).exit_code == 0
-    node = written(tmp_path / "exports", {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
+    part = {
+        "r.json": RING,
+        "t.csv": TIMES,
+        "d.csv": V2,
+        "s.csv": streams_csv({TIME_MS: GENERATION}, skip=frozenset([2])),
+    }
+    assert run("--home", home, "import", "--allow-incomplete", write_files(folder, part)).exit_code == 0
+    node = write_files(tmp_path / "exports", {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
     refused = run("--home", home, "bootstrap", node / "n.json")
     assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
     assert "is only observed since" in refused.stderr
-    assert run("--home", home, "import", written(folder, part | {"s.csv": STREAMS})).exit_code == 0
+    assert run("--home", home, "import", write_files(folder, part | {"s.csv": STREAMS})).exit_code == 0
     clean = run("--home", home, "check")
     assert clean.exit_code == 0, clean.stdout
     assert "no longer only observed" in clean.stderr
-    assert {each["code"] for each in run("--home", home, "status", "--json").json["alerts"]} <= {"no-tables"}
+    assert {alert["code"] for alert in run("--home", home, "status", "--json").json["alerts"]} <= {"no-tables"}
     assert get_home_mode(Lake(home / "lake")).observed is None
-    written(folder, {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
+    write_files(folder, {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
     assert run("--home", home, "bootstrap", folder / "n.json").exit_code == 0
 
 
-def test_the_flag_builds_on_it_all_the_same(tmp_path: Path, folder: Path) -> None:
-    """Whoever says so may: the flag says what it does."""
+def test_flag_overrides_the_mark(tmp_path: Path, folder: Path) -> None:
+    """--write-to-observed queues a join on an incomplete home."""
     home = tmp_path / "home"
     case = BROKEN["a row of streams is missing"]
-    assert run("--home", home, "import", "--allow-incomplete", written(folder, case.files)).exit_code == 0
-    written(folder, {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
+    assert run("--home", home, "import", "--allow-incomplete", write_files(folder, case.files)).exit_code == 0
+    write_files(folder, {"n.json": json.dumps(SNAPSHOT[0] | {"host_id": ID, "tokens": [7]})})
     command = ("bootstrap", folder / "n.json")
     assert run("--home", home, *command).exit_code == 2
     assert run("--home", home, "--write-to-observed", *command).exit_code == 0
 
 
 def test_rows_of_a_partial_generation_stay_as_they_were(lake: Lake, folder: Path) -> None:
-    """What is there is what the export had: five of six rows, each with its streams."""
+    """The lake has the export's five of six rows, each with its streams."""
     case = BROKEN["a row of streams is missing"]
-    import_paths(lake, CLOCK, [written(folder, case.files)], allow_incomplete=True)
-    found = {row["range_end"]: sorted(row["streams"]) for row in lake.read(STREAMS_DESCRIPTIONS_V2).to_pylist()}
-    due = {ONE.entry(row).range_end: sorted(map(bytes, ONE.entry(row).streams)) for row in range(6) if row != 2}
-    assert found == due
+    import_paths(lake, CLOCK, [write_files(folder, case.files)], allow_incomplete=True)
+    stored = {row["range_end"]: sorted(row["streams"]) for row in lake.read(STREAMS_DESCRIPTIONS_V2).to_pylist()}
+    expected = {
+        GENERATION.entry(row).range_end: sorted(map(bytes, GENERATION.entry(row).streams))
+        for row in range(6)
+        if row != 2
+    }
+    assert stored == expected

@@ -1,4 +1,4 @@
-"""The file of a rehearsal: what each step may say, and both ways to write the short ones."""
+"""The fields of each step in the file of a rehearsal, and both ways to write the short ones."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cdc_platform.importing.formats.json_inputs import MAX_STEPS
 
 
 def test_every_kind_of_step() -> None:
-    """With its fields, its defaults, and its place in the file."""
+    """Each step has its fields, its defaults and its number in the file."""
     steps = parse_rehearsal(
         json.dumps(
             [
@@ -44,8 +44,8 @@ def test_every_kind_of_step() -> None:
     ]
 
 
-def test_a_bootstrap_file_is_a_step() -> None:
-    """What `bootstrap` takes can be put under `add` as it is."""
+def test_bootstrap_file_is_a_step() -> None:
+    """`add` accepts the content of a file for `bootstrap`."""
     node = {
         "host_id": str(UUID(int=5)),
         "address": "10.0.0.5",
@@ -61,8 +61,8 @@ def test_a_bootstrap_file_is_a_step() -> None:
     assert step.change.model_dump(mode="json", exclude={"num_tokens", "times"}) == node
 
 
-def test_the_number_of_steps_is_bounded() -> None:
-    """Repeated ones count."""
+def test_number_of_steps_is_bounded() -> None:
+    """Repeated steps count."""
     adds = [{"add": {"num_tokens": 1, "shards": 1, "times": MAX_STEPS}}, {"repair": {}}]
     with pytest.raises(InputError, match=f"has {MAX_STEPS + 1} steps"):
         parse_rehearsal(json.dumps(adds))

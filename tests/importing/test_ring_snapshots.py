@@ -1,4 +1,4 @@
-"""Ring snapshots: what they say of nodes, and the joins between them."""
+"""Ring snapshots give nodes, and the joins between two of them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from cdc_platform.ring import Node, Ring
 REAL = Path(cdc_platform.__file__).parent / "data" / "real_ring"
 
 
-def snapshot(*nodes: Node, **said: object) -> str:
-    """The snapshot of these nodes, without their sharding unless `said`."""
+def snapshot(*nodes: Node, **fields: object) -> str:
+    """Return the snapshot of these nodes, without their sharding unless `fields` has it."""
     return json.dumps(
         [
             {
@@ -28,14 +28,14 @@ def snapshot(*nodes: Node, **said: object) -> str:
                 "rack": node.rack,
                 "tokens": list(node.tokens),
             }
-            | said
+            | fields
             for node in nodes
         ]
     )
 
 
-def test_real_snapshots_make_three_joins() -> None:
-    """The snapshots of a live cluster, taken as its nodes joined, come apart into one join each."""
+def test_real_snapshots_give_three_joins() -> None:
+    """Snapshots of a live cluster, taken as its nodes joined, give one join each."""
     snapshots = [read_ring_snapshot(REAL / f"ring{number}.json", shards=8, ignore_msb=12) for number in (1, 2, 3)]
     assert [len(Ring.of(nodes).tokens) for nodes in snapshots] == [256, 512, 768]
     requests = joins_between_snapshots(snapshots)
@@ -44,10 +44,10 @@ def test_real_snapshots_make_three_joins() -> None:
     assert {(request.shard_count, request.ignore_msb) for request in requests} == {(8, 12)}
 
 
-def test_the_file_overrides_the_caller() -> None:
-    """Where a node's sharding is in the file, it holds; elsewhere what the caller says."""
-    said = json.loads(snapshot(NODES[0], shard_count=2, ignore_msb=3)) + json.loads(snapshot(NODES[1]))
-    nodes = parse_ring_snapshot(json.dumps(said), shards=64, ignore_msb=12)
+def test_file_overrides_the_caller() -> None:
+    """A node's sharding in the file counts; otherwise the caller's does."""
+    entries = json.loads(snapshot(NODES[0], shard_count=2, ignore_msb=3)) + json.loads(snapshot(NODES[1]))
+    nodes = parse_ring_snapshot(json.dumps(entries), shards=64, ignore_msb=12)
     assert [(node.shard_count, node.ignore_msb) for node in nodes] == [(2, 3), (64, 12)]
 
 
@@ -55,14 +55,14 @@ def test_the_file_overrides_the_caller() -> None:
     ("shards", "ignore_msb", "option"), [(None, 12, "--shards"), (8, None, "--ignore-msb"), (None, None, "--shards")]
 )
 def test_sharding_is_never_guessed(shards: int | None, ignore_msb: int | None, option: str) -> None:
-    """A snapshot without it is refused with the option that says it."""
+    """A snapshot without it is refused with the name of the option."""
     with pytest.raises(InputError, match=option):
         parse_ring_snapshot(snapshot(NODES[0]), shards=shards, ignore_msb=ignore_msb)
 
 
 @pytest.mark.parametrize("field", ["address", "datacenter", "rack"])
-def test_what_is_not_known_of_a_node_is_empty(field: str) -> None:
-    """What a home wrote of a node whose place nobody told it is read as it was."""
+def test_unknown_fields_of_a_node_are_empty(field: str) -> None:
+    """A home writes empty fields for unknown ones, and reads them unchanged."""
     written = snapshot_from_node(NODES[0]) | {field: ""}
     (node,) = parse_ring_snapshot(json.dumps([written]))
     assert json.loads(json.dumps(snapshot_from_node(node))) == json.loads(json.dumps(written))
@@ -70,18 +70,18 @@ def test_what_is_not_known_of_a_node_is_empty(field: str) -> None:
         parse_ring_snapshot(json.dumps([written | {field: " "}]))
 
 
-def test_a_snapshot_has_no_joins_of_nodes_it_shares() -> None:
+def test_shared_nodes_are_no_join() -> None:
     """The same ring twice is no join."""
     assert joins_between_snapshots([NODES, NODES]) == joins_between_snapshots([NODES])
 
 
-def test_a_node_that_is_gone_is_no_join() -> None:
-    """Removals are not made up into anything."""
+def test_missing_node_is_refused() -> None:
+    """Removals do not become joins."""
     with pytest.raises(InputError, match="of the previous snapshot is missing"):
         joins_between_snapshots([NODES, NODES[:1]])
 
 
-def test_a_node_with_other_tokens_is_no_join() -> None:
-    """Moved tokens are not made up into anything."""
+def test_node_with_other_tokens_is_refused() -> None:
+    """Moved tokens do not become a join."""
     with pytest.raises(InputError, match="other tokens"):
         joins_between_snapshots([NODES, (replace(NODES[0], tokens=(5,)), NODES[1])])

@@ -1,4 +1,4 @@
-"""Texts of any size and depth: refused before they are read, or read in a bounded part of memory."""
+"""Texts of any size and depth are refused before parsing, or parsed in a bounded part of memory."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from cdc_platform.storage import read_user_text
 TERABYTE = 1 << 40
 
 
-def hollow(path: Path, size: int = TERABYTE) -> Path:
-    """A file of a size that takes no disk: all zeros."""
+def create_sparse_file(path: Path, size: int = TERABYTE) -> Path:
+    """Create a file of zeros that takes no disk space."""
     path.touch()
     os.truncate(path, size)
     return path
@@ -43,11 +43,11 @@ def hollow(path: Path, size: int = TERABYTE) -> Path:
     ids=lambda command: command[0],
 )
 @pytest.mark.parametrize("name", ["huge.json", "huge.csv", "/dev/zero"])
-def test_a_file_without_end_is_refused_at_once(tmp_path: Path, command: tuple[str, ...], name: str) -> None:
-    """By every command that reads one, in one line that says how much is read; a device has no size to look at."""
+def test_endless_file_is_refused_at_once(tmp_path: Path, command: tuple[str, ...], name: str) -> None:
+    """Every command that reads a file refuses it in one line with the limit; a device has no known size."""
     if command[0] == "import" and name == "/dev/zero" and max_export_bytes() > MAX_JSON_BYTES * 4:
         pytest.skip("it would read a tenth of this machine's memory")
-    file = name if name.startswith("/") else hollow(tmp_path / name)
+    file = name if name.startswith("/") else create_sparse_file(tmp_path / name)
     run("--home", tmp_path / "home", "ring")
     answer = run("--home", tmp_path / "home", *(part.format(file=file) for part in command))
     assert answer.exit_code == 2
@@ -56,14 +56,14 @@ def test_a_file_without_end_is_refused_at_once(tmp_path: Path, command: tuple[st
 
 
 def nested(deep: int, form: str) -> str:
-    """A number in as many lists or objects."""
+    """Return a number nested in as many lists or objects."""
     return form * deep + "1" + {"[": "]"}.get(form, "}") * deep
 
 
 @pytest.mark.parametrize("read", [parse_join_request, parse_ring_snapshot, parse_rehearsal])
 @pytest.mark.parametrize("deep", [33, 200, *range(900, 1000, 5), 100_000])
-def test_depth_is_refused_wherever_it_is(read: Callable[[str], object], deep: int) -> None:
-    """Also just below Python's own limit, where reading it would work and showing it would not."""
+def test_depth_is_refused_at_any_place(read: Callable[[str], object], deep: int) -> None:
+    """This includes depths just below Python's limit, which could be read but not printed."""
     for inner in (nested(deep, "["), nested(deep, '{"a":')):
         for text in (inner, f'{{"tokens": {inner}}}', f'[{{"rack": {inner}}}]'):
             with pytest.raises(InputError, match="nested more than 32 deep"):
@@ -71,16 +71,16 @@ def test_depth_is_refused_wherever_it_is(read: Callable[[str], object], deep: in
 
 
 @pytest.mark.parametrize("command", ["bootstrap", "import", "rehearse"])
-def test_a_deep_file_is_one_line(tmp_path: Path, command: str) -> None:
-    """No stack of the parser, whatever reads it."""
+def test_deep_file_is_one_line(tmp_path: Path, command: str) -> None:
+    """No command prints a stack of the parser."""
     (tmp_path / "deep.json").write_text(nested(960, "["))
     answer = run("--home", tmp_path / "home", command, tmp_path / "deep.json")
     assert answer.exit_code == 2
     assert "nested more than 32 deep" in answer.stderr
 
 
-def test_what_is_as_deep_as_may_be_is_read() -> None:
-    """32 lists in each other."""
+def test_maximum_depth_is_read() -> None:
+    """It is 32 nested lists."""
     assert parse_json("[" * 32 + "]" * 32, "text") is not None
     with pytest.raises(InputError, match="nested more than 32 deep"):
         parse_json("[" * 33 + "]" * 33, "text")
@@ -100,11 +100,11 @@ Each is made where it is written: all of them would be in every process of the t
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_the_most_that_fits_takes_bounded_memory(tmp_path: Path, kind: str) -> None:
-    """Texts just below the limit, of what takes the most memory: a process that reads them stays below 2 GiB."""
+def test_largest_text_takes_bounded_memory(tmp_path: Path, kind: str) -> None:
+    """Texts just below the limit with the most costly content take a process less than 2 GiB."""
     file = tmp_path / "hostile.json"
-    before, again, times, after = HOSTILE[kind]
-    file.write_text(before + again * times + after)
+    before, repeated, times, after = HOSTILE[kind]
+    file.write_text(before + repeated * times + after)
     program = (
         "import resource, sys\nfrom pathlib import Path\nfrom cdc_platform.errors import InputError\n"
         "from cdc_platform.importing.formats.json_inputs import read_join_request\n"
@@ -114,14 +114,14 @@ def test_the_most_that_fits_takes_bounded_memory(tmp_path: Path, kind: str) -> N
     done = subprocess.run(
         [sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True, timeout=120
     )
-    said, kibibytes = done.stdout.splitlines()
-    assert said
+    message, kibibytes = done.stdout.splitlines()
+    assert message
     assert int(kibibytes) < 2 * 1024**2
 
 
-def test_an_import_is_bounded_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files that fit each and not together are refused; nothing is written; those that fit go in."""
-    texts = [timestamps_csv({1_000 * (number * 1000 + each + 1): None for each in range(1000)}) for number in range(3)]
+def test_import_is_bounded_as_a_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that fit separately but not together are refused without a write."""
+    texts = [timestamps_csv({1_000 * (number * 1000 + row + 1): None for row in range(1000)}) for number in range(3)]
     paths = [tmp_path / f"{number}.csv" for number, _ in enumerate(texts)]
     for path, text in zip(paths, texts, strict=True):
         path.write_text(text, newline="")
@@ -134,13 +134,13 @@ def test_an_import_is_bounded_as_a_whole(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.long("files as large as may be taken in")
-def test_rows_of_exports_take_no_more_than_is_reckoned(tmp_path: Path) -> None:
-    """The kind with the shortest rows: what a process holds of them is less than `MEMORY_FACTOR` the file."""
+def test_rows_of_exports_take_no_more_memory_than_estimated(tmp_path: Path) -> None:
+    """The table with the shortest rows takes less memory than `MEMORY_FACTOR` times its file."""
     file = tmp_path / "streams.csv"
     size = 400_000
-    with file.open("w", newline="") as opened:
-        opened.write("time,range_end,streams\r\n")
-        opened.writelines(f"{cql_time(Milliseconds(1000))},{number},{{0x{number:032x}}}\r\n" for number in range(size))
+    with file.open("w", newline="") as output:
+        output.write("time,range_end,streams\r\n")
+        output.writelines(f"{cql_time(Milliseconds(1000))},{number},{{0x{number:032x}}}\r\n" for number in range(size))
     program = (
         "import resource, sys\nfrom cdc_platform.errors import InputError\n"
         "from cdc_platform.importing.formats.exports import parse_exports\n"
@@ -154,19 +154,19 @@ def test_rows_of_exports_take_no_more_than_is_reckoned(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", program, str(file)], capture_output=True, text=True, check=True, timeout=120
     )
-    held = int(done.stdout.splitlines()[-1])
-    assert held < MEMORY_FACTOR * file.stat().st_size
+    memory_bytes = int(done.stdout.splitlines()[-1])
+    assert memory_bytes < MEMORY_FACTOR * file.stat().st_size
 
 
-def test_a_tenth_of_the_memory_is_the_most(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a machine that says how much it has; of others a guess."""
+def test_limit_is_a_tenth_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the machine does not report its memory, the limit uses a guess."""
     assert max_export_bytes() == (get_memory_bytes() or 0) // MEMORY_FACTOR
     monkeypatch.setattr(strict_json, "get_memory_bytes", lambda: None)
     assert max_export_bytes() == 8 * 1024**3 // MEMORY_FACTOR
 
 
 def test_line_ends_of_all_kinds_are_read(tmp_path: Path) -> None:
-    """As they are in the file: none is changed, and what lies in quotes stays in one field."""
+    """They stay unchanged, and quoted ones stay in their field."""
     file = tmp_path / "a.json"
     for text in ('{"a":\r\n1}', '{"a":\r1}'):
         file.write_text(text, newline="")

@@ -1,4 +1,4 @@
-"""Exports of the V1 tables and of cdc_local: what is read, what stands in the lake, what the same again changes."""
+"""Exports of the V1 tables and of cdc_local: their content, the stored rows, and the effect of a repetition."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from cdc_platform.tables import CDC_LOCAL, GENERATION_DESCRIPTIONS, STREAMS_DESC
 from cdc_platform.timeline import Timeline
 
 HOST, OTHER_HOST = (str(node.host_id) for node in MEMBERS)
-ONE, OTHER = generation(), generation(OTHER_ID)
+GENERATION, OTHER_GENERATION = generation(), generation(OTHER_ID)
 BLOB = "0x7fb9f781956cea08c651295720000001"
 TWO = "0x7fc0000000000000c298b9f168000001"
 
@@ -45,7 +45,7 @@ Import = Callable[..., ImportReport]
 
 @pytest.fixture
 def take_in(lake: Lake, tmp_path: Path) -> Import:
-    """Import texts, each in a file of its own, into a lake that knows the ring."""
+    """Import texts, each in a separate file, into a lake that knows the ring."""
     write_nodes(lake, MEMBERS)
 
     def run(*texts: str, **options: Any) -> ImportReport:
@@ -57,23 +57,36 @@ def take_in(lake: Lake, tmp_path: Path) -> Import:
     return run
 
 
-def expired(lake: Lake) -> dict[str, int | None]:
-    """When (ms) the one row of each V1 table expired."""
+def expiry_times(lake: Lake) -> dict[str, int | None]:
+    """Return when (ms) the one row of each V1 table expired."""
     rows = {table.name: lake.read(table).to_pylist() for table in (GENERATION_DESCRIPTIONS, STREAMS_DESCRIPTIONS)}
     return {name: None if row["expired"] is None else ms_from_datetime(row["expired"]) for name, (row,) in rows.items()}
 
 
 def test_v1_tables_are_imported_unchanged(lake: Lake, take_in: Import) -> None:
-    """The description in shard order, whatever order its bytes have; the flat set as a client hands it out."""
+    """The description keeps its shard order; the flat set is sorted as a client returns it."""
     report = take_in(
-        v1_descriptions_csv({TIME_MS: ONE, LATER_MS: OTHER}), v1_streams_csv({TIME_MS: ONE, LATER_MS: OTHER})
+        v1_descriptions_csv({TIME_MS: GENERATION, LATER_MS: OTHER_GENERATION}),
+        v1_streams_csv({TIME_MS: GENERATION, LATER_MS: OTHER_GENERATION}),
     )
-    for time_ms, made in ((TIME_MS, ONE), (LATER_MS, OTHER)):
-        assert generations.read_generation_description(lake, GenerationId(time_ms)).equals(made)
+    for time_ms, described in ((TIME_MS, GENERATION), (LATER_MS, OTHER_GENERATION)):
+        assert generations.read_generation_description(lake, GenerationId(time_ms)).equals(described)
     flat = {ms_from_datetime(row["time"]): row["streams"] for row in lake.read(STREAMS_DESCRIPTIONS).to_pylist()}
-    assert flat == {TIME_MS: sorted(map(bytes, ONE.streams)), LATER_MS: sorted(map(bytes, OTHER.streams))}
-    told = [(each.id, each.time_ms, each.ranges, each.streams, each.unordered_ranges) for each in report.generations]
-    assert told == [(None, LATER_MS, 6, 22, 0), (None, TIME_MS, 6, 22, 0)]
+    assert flat == {
+        TIME_MS: sorted(map(bytes, GENERATION.streams)),
+        LATER_MS: sorted(map(bytes, OTHER_GENERATION.streams)),
+    }
+    summary = [
+        (
+            generation_result.id,
+            generation_result.time_ms,
+            generation_result.ranges,
+            generation_result.streams,
+            generation_result.unordered_ranges,
+        )
+        for generation_result in report.generations
+    ]
+    assert summary == [(None, LATER_MS, 6, 22, 0), (None, TIME_MS, 6, 22, 0)]
     assert report.warnings == []
     assert lake.read(UNORDERED_RANGES).num_rows == 0
     assert [(known.time_ms, known.format, known.published) for known in Timeline.read(lake).known] == [
@@ -82,11 +95,11 @@ def test_v1_tables_are_imported_unchanged(lake: Lake, take_in: Import) -> None:
     ]
 
 
-def test_the_same_again_changes_nothing(lake: Lake, take_in: Import) -> None:
-    """V1 tables and cdc_local, imported twice; an expiry that is told later is added to what is there."""
+def test_repeated_import_changes_nothing(lake: Lake, take_in: Import) -> None:
+    """This holds for V1 tables and cdc_local; a later export may add an expiry."""
     files = (
-        v1_descriptions_csv({TIME_MS: ONE}),
-        v1_streams_csv({TIME_MS: ONE}),
+        v1_descriptions_csv({TIME_MS: GENERATION}),
+        v1_streams_csv({TIME_MS: GENERATION}),
         local_csv({"cdc_local": (TIME_MS, None), "rewritten": (None, None)}),
     )
     first = take_in(*files, host_id=HOST)
@@ -94,19 +107,19 @@ def test_the_same_again_changes_nothing(lake: Lake, take_in: Import) -> None:
     before = contents(lake)
     assert take_in(*files, host_id=HOST).rows_written == 0
     assert contents(lake) == before
-    ended = {TIME_MS: LATER_MS}
-    take_in(v1_descriptions_csv({TIME_MS: ONE}, ended), v1_streams_csv({TIME_MS: ONE}, ended))
-    assert expired(lake) == {"cdc_generation_descriptions": LATER_MS, "cdc_streams_descriptions": LATER_MS}
+    expiries = {TIME_MS: LATER_MS}
+    take_in(v1_descriptions_csv({TIME_MS: GENERATION}, expiries), v1_streams_csv({TIME_MS: GENERATION}, expiries))
+    assert expiry_times(lake) == {"cdc_generation_descriptions": LATER_MS, "cdc_streams_descriptions": LATER_MS}
     take_in(*files[:2])
-    assert expired(lake) == {"cdc_generation_descriptions": LATER_MS, "cdc_streams_descriptions": LATER_MS}
+    assert expiry_times(lake) == {"cdc_generation_descriptions": LATER_MS, "cdc_streams_descriptions": LATER_MS}
 
 
-def test_cdc_local_is_of_the_node_that_is_named(lake: Lake, take_in: Import) -> None:
-    """By option, or by a column that ScyllaDB's table does not have; a V1 ID has no UUID; old tables no such column."""
+def test_cdc_local_belongs_to_the_named_node(lake: Lake, take_in: Import) -> None:
+    """An option or an extra column names it; V1 IDs have no UUID, and old tables no column for it."""
     take_in(local_csv({"cdc_local": (TIME_MS, None)}).replace(",uuid", "").replace(",\r", "\r"), host_id=HOST)
     take_in(local_csv({"cdc_local": (LATER_MS, ID), "rewritten": (LATER_MS, None)}, OTHER_HOST))
     rows = {(row["host_id"], row["key"]): row for row in lake.read(CDC_LOCAL).to_pylist()}
-    assert {place: row["uuid"] for place, row in rows.items()} == {
+    assert {key: row["uuid"] for key, row in rows.items()} == {
         (HOST, "cdc_local"): None,
         (OTHER_HOST, "cdc_local"): ID,
         (OTHER_HOST, "rewritten"): None,
@@ -114,8 +127,8 @@ def test_cdc_local_is_of_the_node_that_is_named(lake: Lake, take_in: Import) -> 
     assert us_from_datetime(rows[HOST, "cdc_local"]["streams_timestamp"]) == us_from_ms(TIME_MS)
 
 
-def test_an_id_never_goes_back_and_a_marker_stays(lake: Lake, take_in: Import) -> None:
-    """An export from before: the newer ID stays and that is told; a newer export moves it on."""
+def test_id_never_goes_back_and_a_marker_stays(lake: Lake, take_in: Import) -> None:
+    """An older export leaves the newer ID and causes a warning; a newer one advances it."""
     take_in(local_csv({"cdc_local": (LATER_MS, ID), "rewritten": (None, None)}), host_id=HOST)
     before = contents(lake)
     report = take_in(local_csv({"cdc_local": (TIME_MS, None), "rewritten": (TIME_MS, None)}), host_id=HOST)
@@ -125,30 +138,30 @@ def test_an_id_never_goes_back_and_a_marker_stays(lake: Lake, take_in: Import) -
     assert [row["uuid"] for row in lake.read(CDC_LOCAL, filters=[("key", "=", "cdc_local")]).to_pylist()] == [OTHER_ID]
 
 
-def test_issues_for_a_person_are_reported(lake: Lake, take_in: Import) -> None:
-    """Streams without a description; V1 tables that disagree; a node that the ring does not have."""
-    stranger = "33333333-3333-4333-8333-333333333333"
+def test_issues_are_reported(lake: Lake, take_in: Import) -> None:
+    """Warnings name streams without a description, V1 tables that disagree, and an unknown node."""
+    unknown_host = "33333333-3333-4333-8333-333333333333"
     report = take_in(
-        v1_streams_csv({TIME_MS: ONE, LATER_MS: OTHER}),
-        v1_descriptions_csv({LATER_MS: ONE}),
+        v1_streams_csv({TIME_MS: GENERATION, LATER_MS: OTHER_GENERATION}),
+        v1_descriptions_csv({LATER_MS: GENERATION}),
         local_csv({"rewritten": (None, None)}),
-        host_id=stranger,
+        host_id=unknown_host,
     )
     assert len(report.warnings) == 3
     assert "1 V1 generations without their description, the first 2026-01-31T12:00:00.384Z" in report.warnings[0]
     assert "disagree about 2026-02-01T12:00:00.000Z" in report.warnings[1]
-    assert f"node {stranger} of cdc_local is not in the ring" in report.warnings[2]
+    assert f"node {unknown_host} of cdc_local is not in the ring" in report.warnings[2]
 
 
-def test_a_v1_description_gives_the_order_of_published_streams(lake: Lake, take_in: Import) -> None:
-    """Streams that a client sorted and no V2 description explains: the V1 description of that time does, wholly."""
-    published = (streams_csv({TIME_MS: ONE}), timestamps_csv({TIME_MS: None}))
-    report = take_in(v1_descriptions_csv({TIME_MS: ONE}), *published)
+def test_v1_description_gives_the_order_of_published_streams(lake: Lake, take_in: Import) -> None:
+    """Without a V2 description, the V1 description of that time gives the complete order of sorted streams."""
+    published = (streams_csv({TIME_MS: GENERATION}), timestamps_csv({TIME_MS: None}))
+    report = take_in(v1_descriptions_csv({TIME_MS: GENERATION}), *published)
     rows = generations.read_published_rows(lake, TIME_MS)
-    found = [stream for row in rows["streams"].to_pylist() for stream in row]
-    assert found == list(map(bytes, ONE.streams))
+    streams = [stream for row in rows["streams"].to_pylist() for stream in row]
+    assert streams == list(map(bytes, GENERATION.streams))
     assert NARROW_END in rows["range_end"].to_pylist()
-    assert [each.unordered_ranges for each in report.generations] == [0]
+    assert [generation_result.unordered_ranges for generation_result in report.generations] == [0]
 
 
 @pytest.mark.parametrize(
@@ -162,13 +175,13 @@ def test_a_v1_description_gives_the_order_of_published_streams(lake: Lake, take_
     ],
 )
 def test_descriptions_are_read_in_every_form(cell: str) -> None:
-    """With and without spaces, tokens as text, streams as pairs of bigints: the same description."""
+    """Spaces, tokens as text and streams as pairs of bigints give the same description."""
     text = f'time,description,expired\r\n{cql_time(TIME_MS)},"{cell}",\r\n'
-    found = parse_exports([("d.csv", text)]).v1.descriptions[TIME_MS].description
-    assert found is not None
-    assert (found.range_ends.tolist(), found.stream_counts.tolist()) == ([-1, 5], [2, 1])
-    assert found.ignore_msbs.tolist() == [12, 0]
-    assert ["0x" + bytes(stream).hex() for stream in found.streams] == [BLOB, TWO, TWO]
+    description = parse_exports([("d.csv", text)]).v1.descriptions[TIME_MS].description
+    assert description is not None
+    assert (description.range_ends.tolist(), description.stream_counts.tolist()) == ([-1, 5], [2, 1])
+    assert description.ignore_msbs.tolist() == [12, 0]
+    assert ["0x" + bytes(stream).hex() for stream in description.streams] == [BLOB, TWO, TWO]
 
 
 @pytest.mark.parametrize(
@@ -189,32 +202,32 @@ def test_descriptions_are_read_in_every_form(cell: str) -> None:
         ("[(5, [(9223372036854775808, 1)], 12)]", "does not fit into two 64-bit integers"),
     ],
 )
-def test_what_is_no_description_is_refused(cell: str, says: str) -> None:
-    """Each with the file, the line and what is wrong."""
+def test_invalid_description_is_refused(cell: str, says: str) -> None:
+    """The message has the file, the line and the fault."""
     text = f'time,description,expired\r\n{cql_time(TIME_MS)},"{cell}",\r\n'
     with pytest.raises(InputError, match=r"^d\.csv, line 2: (description|range_end|streams):? ") as error:
         parse_exports([("d.csv", text)])
     assert says in str(error.value)
 
 
-def test_a_contradiction_is_refused_and_nothing_is_written(lake: Lake, take_in: Import) -> None:
-    """A generation never changes: another description or other streams of a time that is there, or in two files."""
-    take_in(v1_descriptions_csv({TIME_MS: ONE}), v1_streams_csv({TIME_MS: ONE}))
+def test_contradiction_is_refused_without_a_write(lake: Lake, take_in: Import) -> None:
+    """A generation never changes, so another description or other streams of a known time are refused."""
+    take_in(v1_descriptions_csv({TIME_MS: GENERATION}), v1_streams_csv({TIME_MS: GENERATION}))
     take_in(local_csv({"cdc_local": (TIME_MS, None)}), host_id=HOST)
     before = contents(lake)
     for files, says in (
         (
-            [v1_descriptions_csv({TIME_MS: OTHER})],
+            [v1_descriptions_csv({TIME_MS: OTHER_GENERATION})],
             "cdc_generation_descriptions of 2026-01-31T12:00:00.384Z differs from the lake",
         ),
         (
-            [v1_streams_csv({TIME_MS: OTHER})],
+            [v1_streams_csv({TIME_MS: OTHER_GENERATION})],
             "cdc_streams_descriptions of 2026-01-31T12:00:00.384Z differs from the lake",
         ),
-        ([v1_streams_csv({LATER_MS: ONE}), v1_streams_csv({LATER_MS: OTHER})], "streams contradicts"),
+        ([v1_streams_csv({LATER_MS: GENERATION}), v1_streams_csv({LATER_MS: OTHER_GENERATION})], "streams contradicts"),
     ):
         with pytest.raises(InputError, match=says):
-            take_in(v1_descriptions_csv({LATER_MS: ONE}), *files)
+            take_in(v1_descriptions_csv({LATER_MS: GENERATION}), *files)
     with pytest.raises(InputError, match="with no UUID, and here with 8d3f3f2e"):
-        take_in(v1_descriptions_csv({LATER_MS: ONE}), local_csv({"cdc_local": (TIME_MS, ID)}), host_id=HOST)
+        take_in(v1_descriptions_csv({LATER_MS: GENERATION}), local_csv({"cdc_local": (TIME_MS, ID)}), host_id=HOST)
     assert contents(lake) == before
