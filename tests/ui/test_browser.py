@@ -1,7 +1,7 @@
-"""What a person does in the browser: queue a node, see its partition appear and its join succeed, look at it all.
+"""A person queues a node in the browser, sees its partition appear and its join succeed, and views all of it.
 
-The UI is driven in a headless Chromium; Dagster's GraphQL is asked only whether something has happened by now.
-Set CDC_PLATFORM_SCREENSHOTS to a folder, such as build/screenshots, to keep what was seen.
+A headless Chromium drives the UI; Dagster's GraphQL only reports whether something has happened yet. Set
+CDC_PLATFORM_SCREENSHOTS to a folder, such as build/screenshots, to store pictures of the pages.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ ops:
 _RUNS = """query ($partition: String!) {
   runsOrError(filter: {tags: [{key: "dagster/partition", value: $partition}]}) { ... on Runs { results { status } } }
 }"""
-# Runs in the page: asks until the newest run of a partition has ended, well or not.
+# Runs in the page and asks until the newest run of a partition has ended.
 _RUN_ENDED = """async ([query, partition, patience]) => {
   for (const start = Date.now(); Date.now() - start < patience; ) {
     const answer = await fetch("/graphql", {
@@ -153,14 +153,14 @@ PAGES: list[tuple[str, str, Sequence[str]]] = [
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """The Chromium of this machine; nothing in it may reach beyond that."""
+    """The Chromium of this machine, which may not connect to other machines."""
     with chromium(HERE_ALONE) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def context(browser: Browser, serving: Serving) -> Iterator[BrowserContext]:
-    """A browser that has followed the link: to load the UI's files once is most of the CPU of a page."""
+    """A browser that has followed the link; loading the UI's files once is most of the CPU time of a page."""
     context = browser.new_context(base_url=serving.start()["url"], viewport={"width": 1400, "height": 900})
     context.set_default_timeout(60 * SECOND)
     page = context.new_page()
@@ -173,7 +173,7 @@ def context(browser: Browser, serving: Serving) -> Iterator[BrowserContext]:
 
 @pytest.fixture
 def page(context: BrowserContext) -> Iterator[Page]:
-    """A window on the UI."""
+    """A window with the UI."""
     page = context.new_page()
     yield page
     page.close()
@@ -181,48 +181,48 @@ def page(context: BrowserContext) -> Iterator[Page]:
 
 @pytest.fixture
 def keep(page: Page, tmp_path: Path) -> Any:
-    """Keeps what the window shows under a name."""
+    """Store a picture of the window under a name."""
     folder = Path(os.environ.get("CDC_PLATFORM_SCREENSHOTS") or tmp_path)
     folder.mkdir(parents=True, exist_ok=True)
 
-    def kept(name: str) -> Path:
+    def save_picture(name: str) -> Path:
         if "CDC_PLATFORM_SCREENSHOTS" in os.environ:
-            page.wait_for_load_state("networkidle")  # what is asked for last is the colour of the assets
+            page.wait_for_load_state("networkidle")  # the last request is for the colour of the assets
         page.screenshot(path=folder / f"{name}.png", animations="disabled")
         return folder / f"{name}.png"
 
-    return kept
+    return save_picture
 
 
-def test_no_page_reaches_beyond_this_machine(browser: Browser) -> None:
-    """Neither by a name nor by an address."""
+def test_pages_cannot_connect_to_other_machines(browser: Browser) -> None:
+    """Names and addresses of other machines both fail."""
     page = browser.new_page()
-    for place in ("http://example.com", "http://192.0.2.1", "http://[2001:db8::1]"):
+    for address in ("http://example.com", "http://192.0.2.1", "http://[2001:db8::1]"):
         with pytest.raises(Error, match="ERR_NAME_NOT_RESOLVED"):
-            page.goto(place)
+            page.goto(address)
     page.close()
 
 
-@pytest.mark.timeout(600)  # two joins, each a process of its own with a session of its own
-def test_a_node_joins(page: Page, serving: Serving, keep: Any) -> None:
-    """A node that is queued in the launchpad becomes a partition, its join succeeds, and all of it can be seen."""
+@pytest.mark.timeout(600)  # two joins, each in its own process and Spark session
+def test_node_joins(page: Page, serving: Serving, keep: Any) -> None:
+    """A node queued in the launchpad becomes a partition, its join succeeds, and the UI shows all of it."""
     first = node_config(1)
     inbox.queue_join(serving.lake, Clock(), JoinRequest.model_validate(first))
 
     queue_in_the_launchpad(page, keep)
-    known = GenerationKeys.read(serving.lake)
-    earlier, generation_id = [known.of(join.generation_id) for join in wait_for_two(page, serving)]
+    keys = GenerationKeys.read(serving.lake)
+    earlier, generation_id = [keys.of(join.generation_id) for join in wait_for_two(page, serving)]
     assert wait_for_join(page, earlier) == "SUCCESS"
     assert wait_for_join(page, generation_id) == "SUCCESS"
     assert inbox.read_pending_events(serving.lake) == []
 
-    look_at_the_partition(page, generation_id, keep)
-    look_at_the_checks(page, generation_id, keep)
+    view_partition(page, generation_id, keep)
+    view_checks(page, generation_id, keep)
     follow_the_lineage(page, keep)
 
 
 def queue_in_the_launchpad(page: Page, keep: Any) -> None:
-    """Run the job that queues a node, with the node in its config; it opens with an example."""
+    """Run the job that queues a node, with the node in its config; the config opens with an example."""
     page.goto("/locations/cdc_platform/jobs/bootstrap/playground")
     editor = page.locator(".CodeMirror").last
     expect(editor).to_contain_text("datacenter1")
@@ -237,7 +237,7 @@ def queue_in_the_launchpad(page: Page, keep: Any) -> None:
 
 
 def wait_for_two(page: Page, serving: Serving) -> list[inbox.PendingEvent]:
-    """Both events, in their order; the sensor adds a partition for each."""
+    """Return both events in order, after the sensor has added a partition for each."""
     rows = serving.lake.read(inbox.BOOTSTRAP_EVENTS, ["event_id", "generation_id", "host_id", "created_at"])
     hosts = (node_config(1)["host_id"], HOST)
     events = sorted((row for row in rows.to_pylist() if row["host_id"] in hosts), key=lambda row: row["created_at"])
@@ -249,13 +249,13 @@ def wait_for_two(page: Page, serving: Serving) -> list[inbox.PendingEvent]:
 
 
 def wait_for_join(page: Page, generation_id: str) -> str:
-    """How the newest run of this generation ended; looked for from a page that shows nothing of it meanwhile."""
+    """Return how the newest run of this generation ended, from a page that shows nothing of it meanwhile."""
     page.goto("/server_info")
     return page.evaluate(_RUN_ENDED, [_RUNS, generation_id, 150 * SECOND])
 
 
-def look_at_the_partition(page: Page, generation_id: str, keep: Any) -> None:
-    """The generation's column in the UI, with its numbers and its pictures."""
+def view_partition(page: Page, generation_id: str, keep: Any) -> None:
+    """View the generation's partition in the UI, with its numbers and pictures."""
     page.goto(f"/assets/platform/topology_descriptions?view=partitions&partition={generation_id}")
     expect(page.get_by_text("Materialized", exact=True).first).to_be_visible()
     expect(page.get_by_text("dagster/row_count")).to_be_visible()
@@ -273,15 +273,15 @@ def look_at_the_partition(page: Page, generation_id: str, keep: Any) -> None:
 
 
 def show_picture(page: Page, alt: str) -> None:
-    """See that a picture of a materialisation stands in the page, without a click, and that the browser can draw it."""
+    """Assert that the page shows a materialization's picture without a click, and that the browser can draw it."""
     picture = page.get_by_role("img", name=alt, exact=True)
     picture.scroll_into_view_if_needed()
     expect(picture).to_be_visible()
     assert picture.evaluate("element => element.decode().then(() => element.naturalWidth)") > 300
 
 
-def look_at_the_checks(page: Page, generation_id: str, keep: Any) -> None:
-    """Every invariant of the description is a check, and has passed for this generation; a join leaves storage out."""
+def view_checks(page: Page, generation_id: str, keep: Any) -> None:
+    """Assert that every invariant is a check that passed for this generation, except those of storage."""
     page.goto("/assets/platform/topology_descriptions?view=checks&checkDetail=shard_colocation")
     expect(page.get_by_text("Checks (11)")).to_be_visible()
     expect(page.get_by_text("Succeeded", exact=True)).to_have_count(8)
@@ -292,7 +292,7 @@ def look_at_the_checks(page: Page, generation_id: str, keep: Any) -> None:
 
 
 def follow_the_lineage(page: Page, keep: Any) -> None:
-    """From the published timestamps back to the inbox."""
+    """Follow the lineage from the published timestamps to the inbox."""
     page.goto("/assets/system_distributed/cdc_generation_timestamps?view=lineage&lineageScope=upstream&lineageDepth=4")
     expect(page.get_by_text("bootstrap_events").first).to_be_visible()
     expect(page.get_by_text("generations", exact=True).first).to_be_visible()
@@ -303,7 +303,7 @@ def follow_the_lineage(page: Page, keep: Any) -> None:
 
 @pytest.fixture(scope="module")
 def filled(serving: Serving) -> Serving:
-    """The same home with generations of every sort: joined ones, V1 ones, a log of a split table, a row of a stranger.
+    """The same home with joined and V1 generations, the log of a split table, and a foreign row.
 
     The jobs that rewrite, and that find the row, have run in it.
     """
@@ -313,8 +313,8 @@ def filled(serving: Serving) -> Serving:
     wait_until(lambda: not inbox.read_pending_events(lake))
     old_cluster(lake, times(4), members=[], tables=[("orders", 3 * 3600)])
     split(lake)
-    place = lake.path(TABLET_STREAMS)
-    write_deltalake(place, DeltaTable(place).to_pyarrow_table().slice(0, 1), mode="append")
+    table_path = lake.path(TABLET_STREAMS)
+    write_deltalake(table_path, DeltaTable(table_path).to_pyarrow_table().slice(0, 1), mode="append")
     # Nodes that join are marked as rewritten from the start.
     forced = {"ops": {"system_distributed__cdc_streams_descriptions": {"config": {"force": True}}}}
     jobs = {"rewrite": forced, "audit_tables": {}}
@@ -325,7 +325,7 @@ def filled(serving: Serving) -> Serving:
 
 
 def ask(serving: Serving, query: str, **variables: Any) -> Any:
-    """What the UI answers to a program."""
+    """Return the UI's answer to a program."""
     request = urllib.request.Request(
         f"{serving.start()['url']}/graphql",
         json.dumps({"query": query, "variables": variables}).encode(),
@@ -334,21 +334,21 @@ def ask(serving: Serving, query: str, **variables: Any) -> Any:
     try:
         with urllib.request.urlopen(request, timeout=200) as answer:
             return json.load(answer)["data"]
-    except urllib.error.HTTPError as refused:  # an answer that has an error in it comes with the status 500
+    except urllib.error.HTTPError as refused:  # a response with an error has the status 500
         return json.load(refused)["data"]
 
 
 def wait_for_run(serving: Serving, run: str) -> str:
-    """How a run has ended."""
+    """Return how a run ended."""
     ended = ("SUCCESS", "FAILURE", "CANCELED")
     wait_until(lambda: ask(serving, _RUN, run=run)["runOrError"]["status"] in ended)
     return ask(serving, _RUN, run=run)["runOrError"]["status"]
 
 
-def wait_until(comes_true: Callable[[], bool]) -> None:
-    """Ask again and again, for some minutes at most."""
+def wait_until(is_true: Callable[[], bool]) -> None:
+    """Poll a condition for at most some minutes."""
     deadline = time.monotonic() + 200
-    while not comes_true():
+    while not is_true():
         assert time.monotonic() < deadline
         time.sleep(0.5)
 
@@ -357,9 +357,9 @@ def wait_until(comes_true: Callable[[], bool]) -> None:
 def test_a_launch_with_a_wrong_field_is_refused_before_there_is_a_run(
     serving: Serving, field: str, value: object, rule: str
 ) -> None:
-    """Over GraphQL, as the launchpad and programs launch: one line with field, value and rule, and no run."""
+    """GraphQL, which launchpad and programs use, answers one line with field, value and rule."""
     before = ask(serving, _BOOTSTRAPS)
-    node = {name: given for name, given in node_config(3).items() if name != "tokens"}
+    node = {name: default for name, default in node_config(3).items() if name != "tokens"}
     config = {"ops": {"queue_node": {"config": node | {field: value}}}}
     answer = ask(serving, _LAUNCH, job="bootstrap", config=config)["launchRun"]
     assert answer["__typename"] == "PythonError"
@@ -368,15 +368,15 @@ def test_a_launch_with_a_wrong_field_is_refused_before_there_is_a_run(
     assert ask(serving, _BOOTSTRAPS) == before
 
 
-def test_a_launch_without_a_node_is_refused(serving: Serving) -> None:
-    """The field that is missing is named."""
+def test_launch_without_a_node_is_refused(serving: Serving) -> None:
+    """The message names the missing field."""
     answer = ask(serving, _LAUNCH, job="bootstrap", config={})["launchRun"]
     assert answer["__typename"] == "RunConfigValidationInvalid"
     assert "Missing required config entry" in answer["errors"][0]["message"]
 
 
-def test_the_launchpad_says_what_is_wrong(page: Page, keep: Any) -> None:
-    """A person who leaves the host_id empty reads the rule, and nothing is launched."""
+def test_launchpad_shows_the_violated_rule(page: Page, keep: Any) -> None:
+    """An empty host_id shows the rule, and nothing is launched."""
     page.goto("/locations/cdc_platform/jobs/bootstrap/playground")
     editor = page.locator(".CodeMirror").last
     expect(editor).to_contain_text("host_id")
@@ -388,10 +388,10 @@ def test_the_launchpad_says_what_is_wrong(page: Page, keep: Any) -> None:
 
 
 @pytest.mark.parametrize(("name", "address", "texts"), PAGES, ids=[name for name, *_ in PAGES])
-def test_a_page_shows_what_the_readme_says(
+def test_page_shows_what_the_readme_describes(
     filled: Serving, page: Page, keep: Any, name: str, address: str, texts: Sequence[str]
 ) -> None:
-    """Each page that the README and its links lead to has these words, and none of an error."""
+    """Each page that the README and its links lead to has these words, and no error."""
     page.goto(address)
     for text in texts:
         expect(page.get_by_text(text).first).to_be_visible()
@@ -400,8 +400,8 @@ def test_a_page_shows_what_the_readme_says(
     keep(name)
 
 
-def test_a_run_with_failed_checks_says_so_in_its_summary(filled: Serving, page: Page, keep: Any) -> None:
-    """The audit found a foreign row and did not fail: the run and the list of runs name the checks."""
+def test_run_with_failed_checks_shows_them_in_its_summary(filled: Serving, page: Page, keep: Any) -> None:
+    """The audit found a foreign row and succeeded: the run and the list of runs name the checks."""
     newest = ask(filled, _AUDITS)["runsOrError"]["results"][0]["runId"]
     page.goto(f"/runs/{newest}")
     expect(page.get_by_text("Success", exact=True).first).to_be_visible()

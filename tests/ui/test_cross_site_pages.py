@@ -1,7 +1,7 @@
-"""Pages of others in a browser that is logged in at the UI: whatever they send there, by every way that a page has.
+"""Foreign pages in a browser with the UI's cookie change nothing, whatever kind of request they send.
 
-The pages come from another port of the same host, from another name of this machine, and from a name that is given the
-UI's own address after its page was loaded. Chromium sends what they ask for; each asks Dagster for a change of its own.
+The pages come from another port of the same host, from another name of this machine, and from a name that gets the UI's
+own address after its page was loaded. Chromium sends their requests; each requests a separate change from Dagster.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ CHANGE = 'mutation { setConcurrencyLimit(concurrencyKey: "%s", limit: 7) }'
 EMPTY = "<!doctype html><title>foreign</title><body></body>"
 _KEYS = "{ instance { concurrencyLimits { concurrencyKey } } }"
 
-# What a page does by script, by one `way`; it ends when all has been sent, and answered as far as a page is told.
+# What a page does by script, one `way` at a time; it ends once all requests are sent, and answered if the page sees
+# that.
 ATTACK = """async ({way, ui, change}) => {
   const endpoint = `${ui}/graphql`;
   const body = JSON.stringify({query: change});
@@ -90,7 +91,7 @@ ATTACK = """async ({way, ui, change}) => {
   if (way === null) return Object.keys(ways);
   return await ways[way]();
 }"""
-# By the UI's own page: what the attacks ask for is a change that Dagster makes.
+# The UI's own page requests the same kind of change, which Dagster makes.
 OWN = """async ({change}) => (await fetch("/graphql", {
   method: "POST", headers: {"Content-Type": "application/json"}, body: JSON.stringify({query: change}),
 })).status"""
@@ -108,13 +109,13 @@ class _Foreign(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Nobody reads along."""
+        """Log nothing."""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    """A Chromium to which the rebound name is this machine."""
-    # Without the browser's own guard of the machine's addresses, which others do not have: the gate has to do.
+    """A Chromium for which the rebound name is this machine."""
+    # Without the browser's own protection of local addresses, which other browsers do not have: the gate must suffice.
     unguarded = "--disable-features=LocalNetworkAccessChecks,BlockInsecurePrivateNetworkRequests"
     with chromium(f"--host-resolver-rules=MAP {REBOUND} 127.0.0.1", unguarded) as started:
         yield started
@@ -122,7 +123,7 @@ def browser() -> Iterator[Browser]:
 
 @pytest.fixture(scope="module")
 def foreign_port() -> Iterator[int]:
-    """The port at which the foreign pages are served."""
+    """The port of the foreign pages' server."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), _Foreign)
     threading.Thread(target=server.serve_forever, daemon=True).start()
     yield server.server_address[1]
@@ -148,8 +149,8 @@ def _named(serving: Serving, name: str) -> str:
     return serving.start()["url"].replace("127.0.0.1", name)
 
 
-def changed(serving: Serving) -> set[str]:
-    """The keys that Dagster has limits for: which of the changes were made."""
+def limited_keys(serving: Serving) -> set[str]:
+    """Return the keys with limits in Dagster, which show the changes that were made."""
     request = urllib.request.Request(
         f"{serving.start()['url']}/graphql",
         json.dumps({"query": _KEYS}).encode(),
@@ -161,25 +162,25 @@ def changed(serving: Serving) -> set[str]:
 
 
 def attack(context: BrowserContext, page: Page, ui: str, way: str, key: str) -> tuple[list[str], set[int]]:
-    """Let a page try one way; answers with the addresses of the UI that were asked, and the answers' status codes.
+    """Let a page send one kind of request; return the requested addresses of the UI, and the response statuses.
 
-    Of what a page may not see (a picture that is none, a question before a question) the browser tells no status.
+    The browser reports no status of responses that a page may not see (an invalid picture, a preflight request).
     """
-    asked: list[str] = []
+    addresses: list[str] = []
     statuses: set[int] = set()
-    there = ui.partition("//")[2]
+    host = ui.partition("//")[2]
 
-    def of_the_ui(address: str) -> bool:
-        return address.partition("//")[2].startswith(f"{there}/")
+    def is_ui_address(address: str) -> bool:
+        return address.partition("//")[2].startswith(f"{host}/")
 
-    context.on("request", lambda each: asked.append(each.url) if of_the_ui(each.url) else None)
-    page.on("websocket", lambda each: asked.append(each.url) if of_the_ui(each.url) else None)
-    context.on("response", lambda each: statuses.add(each.status) if of_the_ui(each.url) else None)
+    context.on("request", lambda event: addresses.append(event.url) if is_ui_address(event.url) else None)
+    page.on("websocket", lambda event: addresses.append(event.url) if is_ui_address(event.url) else None)
+    context.on("response", lambda event: statuses.add(event.status) if is_ui_address(event.url) else None)
     page.evaluate(ATTACK, {"way": way, "ui": ui, "change": CHANGE % key})
-    return asked, statuses
+    return addresses, statuses
 
 
-WHERE = {
+ORIGINS = {
     "another port": ("127.0.0.1", "127.0.0.1"),
     "another name": ("localhost", "127.0.0.1"),
     "a rebound name": (REBOUND, REBOUND),
@@ -189,18 +190,18 @@ WHERE = {
 
 
 @pytest.mark.grid("foreign pages", 1)
-@pytest.mark.parametrize("where", WHERE)
-def test_a_foreign_page_changes_nothing(
+@pytest.mark.parametrize("where", ORIGINS)
+def test_foreign_page_changes_nothing(
     logged_in: BrowserContext, serving: Serving, foreign_port: int, where: str
 ) -> None:
-    """No form, fetch, picture, frame, window or socket of a page that is not the UI's: each is sent, and refused."""
-    name, asked = WHERE[where]
-    ui, own_port = _named(serving, asked), serving.start()["url"].rpartition(":")[2]
-    page_port = own_port if name == asked == REBOUND else str(foreign_port)
+    """Forms, fetches, pictures, frames, windows and sockets of a foreign page are sent and refused."""
+    name, ui_name = ORIGINS[where]
+    ui, own_port = _named(serving, ui_name), serving.start()["url"].rpartition(":")[2]
+    page_port = own_port if name == ui_name == REBOUND else str(foreign_port)
     address = f"http://{name}:{page_port}/foreign"
-    if page_port == own_port:  # the page came from a server of its own, before the name was given the UI's address
+    if page_port == own_port:  # the page came from another server, before the name got the UI's address
         logged_in.route(address, lambda route: route.fulfill(body=EMPTY, content_type="text/html"))
-    before = changed(serving)
+    before = limited_keys(serving)
     page = logged_in.new_page()
     page.goto(address)
     for way in page.evaluate(ATTACK, {"way": None, "ui": ui, "change": ""}):
@@ -209,12 +210,12 @@ def test_a_foreign_page_changes_nothing(
         assert sent, f"{key}: nothing was sent"
         assert statuses <= REFUSED, (key, statuses)
         assert page.url == address
-    assert changed(serving) == before
+    assert limited_keys(serving) == before
 
 
-def test_the_uis_own_page_makes_the_same_change(logged_in: BrowserContext, serving: Serving) -> None:
-    """What was refused above is done for a page of the UI: the attacks ask for something that there is."""
+def test_own_page_makes_the_same_change(logged_in: BrowserContext, serving: Serving) -> None:
+    """As a control, a page of the UI makes the change that the attacks request."""
     page = logged_in.new_page()
     page.goto(f"{serving.start()['url']}/overview/activity")
     assert page.evaluate(OWN, {"change": CHANGE % "own page"}) == 200
-    assert "own page" in changed(serving)
+    assert "own page" in limited_keys(serving)

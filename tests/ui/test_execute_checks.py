@@ -1,4 +1,4 @@
-"""The button *Execute all* of the Checks tab, as the UI launches it over GraphQL: without a partition, or one check."""
+"""*Execute all* of the Checks tab, launched over GraphQL as the UI does, without a partition, or for one check."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ REPOSITORY = "{ repositoriesOrError { ... on RepositoryConnection { nodes { name
 
 @dataclass(frozen=True)
 class Ui:
-    """A UI over a home with two generations."""
+    """A UI for a home with two generations."""
 
     port: int
     lake: Lake
     instance: DagsterInstance
 
     def ask(self, query: str, **variables: Any) -> Any:
-        """What the UI answers to its own page; asked again until it listens."""
+        """Return the UI's answer to its own page, repeating the request until the UI listens."""
         body = json.dumps({"query": query, "variables": variables}).encode()
         request = urllib.request.Request(
             f"http://127.0.0.1:{self.port}/graphql", body, {"Content-Type": "application/json"}
@@ -66,7 +66,7 @@ class Ui:
         raise AssertionError("the UI does not listen")
 
     def execute(self, checks: list[AssetCheckKey]) -> str:
-        """Launch checks as the Checks tab does, and wait for the run; answers with its status."""
+        """Launch checks as the Checks tab does, wait for the run, and return its status."""
         (repository,) = self.ask(REPOSITORY)["repositoriesOrError"]["nodes"]
         keys = [{"assetKey": {"path": key.asset_key.path}, "name": key.name} for key in checks]
         params = {
@@ -90,7 +90,7 @@ class Ui:
         return status
 
     def results(self, checks: list[AssetCheckKey], partition: str) -> dict[str, str]:
-        """The newest result of each check on a partition."""
+        """Return the newest result of each check on a partition."""
         records = self.instance.event_log_storage.get_latest_asset_check_execution_by_key(
             checks, partition_filter=PartitionKeyFilter(key=partition)
         )
@@ -99,7 +99,7 @@ class Ui:
 
 @pytest.fixture(scope="module")
 def ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ui]:
-    """Two generations made by the command line, shown by a UI of Dagster's own."""
+    """Two generations, created by the command line and shown by Dagster's own UI."""
     folder = tmp_path_factory.mktemp("ui")
     lake = Lake(folder / "home" / "lake")
     for number in (1, 2):
@@ -107,7 +107,7 @@ def ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ui]:
         event = inbox.queue_join(lake, clock, join_request(number, 4, 2))
         run_join(TaskRunner.alone(), lake, clock, Settings(), event.generation_id)
     (folder / "dagster").mkdir()
-    # Without a daemon that takes runs from a queue.
+    # No daemon that takes runs from a queue is needed.
     launcher = "run_coordinator: {module: dagster._core.run_coordinator, class: DefaultRunCoordinator}\n"
     settings = f"telemetry: {{enabled: false}}\n{launcher}"
     (folder / "dagster" / "dagster.yaml").write_text(settings, encoding="utf-8")
@@ -128,12 +128,12 @@ def ui(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ui]:
 
 
 def checks_of(asset: AssetKey) -> list[AssetCheckKey]:
-    """All checks of an asset."""
+    """Return all checks of an asset."""
     return sorted((key for key in GRAPH.asset_check_keys if key.asset_key == asset), key=lambda key: key.name)
 
 
-def test_execute_all_judges_every_partition(ui: Ui) -> None:
-    """Each partition gets its own results; one with a foreign row turns red, the other does not, and the run fails."""
+def test_execute_all_checks_every_partition(ui: Ui) -> None:
+    """Each partition has its own results; a foreign row fails one partition and the run, not the other partition."""
     checks = checks_of(ASSET)
     first, second = ui.instance.get_dynamic_partitions(GENERATIONS_NAME)
     assert ui.execute(checks) == "SUCCESS"
@@ -150,10 +150,10 @@ def test_execute_all_judges_every_partition(ui: Ui) -> None:
     assert ui.results(checks, second) == passed
 
 
-def test_a_single_check_is_executed_alone(ui: Ui) -> None:
-    """One of them judges every partition, and the others keep what they had."""
-    (one,) = (key for key in checks_of(asset_key_from_table(STREAMS_DESCRIPTIONS_V2)) if key.name == "files_whole")
+def test_single_check_is_executed_alone(ui: Ui) -> None:
+    """It checks every partition, and the other checks' results stay."""
+    (single,) = (key for key in checks_of(asset_key_from_table(STREAMS_DESCRIPTIONS_V2)) if key.name == "files_whole")
     before = {key: ui.instance.event_log_storage.get_asset_check_execution_history(key, 5) for key in checks_of(ASSET)}
-    assert ui.execute([one]) == "SUCCESS"
+    assert ui.execute([single]) == "SUCCESS"
     after = {key: ui.instance.event_log_storage.get_asset_check_execution_history(key, 5) for key in checks_of(ASSET)}
-    assert {key for key in before if [r.id for r in before[key]] != [r.id for r in after[key]]} == {one}
+    assert {key for key in before if [r.id for r in before[key]] != [r.id for r in after[key]]} == {single}

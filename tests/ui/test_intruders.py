@@ -1,6 +1,6 @@
-"""Every server that `cdc-platform up` starts, tried by another user of the machine and by pages of other sites.
+"""Another user of the machine and pages of other sites try every server that `cdc-platform up` starts.
 
-Run as a script, as root, this file becomes the user `nobody` and tries what standard input names.
+As a script, run by root, this file becomes the user `nobody` and tries the servers that standard input names.
 """
 
 from __future__ import annotations
@@ -26,59 +26,59 @@ from support.worlds.serving import Serving
 NOBODY = "nobody"
 _LISTENING = "0A"
 _MUTATION = "mutation { setNuxSeen }"
-# A request to a JVM's own server as one part of Spark sends it to another: length, kind (3), number, length of body.
+# A request to a JVM's own server as Spark's parts send it to each other: length, kind (3), number, length of body.
 _UNKNOWN_CALL = struct.pack(">qbqi", 21 + 9, 3, 1, 9) + b"no secret"
 
 
 def ports_of(pids: set[int]) -> dict[int, str]:
-    """The TCP ports on which these processes listen, with the address as /proc has it."""
-    held = set()
+    """Return the TCP ports on which these processes listen, with the address as in /proc."""
+    open_files = set()
     for pid in pids:
         for entry in Path(f"/proc/{pid}/fd").iterdir():
             try:
-                held.add(str(entry.readlink()))
+                open_files.add(str(entry.readlink()))
             except OSError:
                 continue
-    found = {}
+    addresses = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         for line in Path(table).read_text(encoding="utf-8").splitlines()[1:]:
             fields = line.split()
-            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in held:
+            if fields[3] == _LISTENING and f"socket:[{fields[9]}]" in open_files:
                 address, _, port = fields[1].partition(":")
-                found[int(port, 16)] = address
-    return found
+                addresses[int(port, 16)] = address
+    return addresses
 
 
 @pytest.fixture(scope="module")
 def servers(serving: Serving) -> dict[str, Any]:
-    """Every way in, all of them in use: also the sockets of Python workers, which come with the first task."""
-    told = serving.start()
+    """Every entry point in use, including the sockets of Python workers, which the first task creates."""
+    started = serving.start()
     task = (
         "from cdc_platform.spark.session import get_spark_session\n"
         "print(get_spark_session().range(1).mapInArrow(lambda batches: batches, 'id bigint').count())"
     )
-    ran = subprocess.run(
+    result = subprocess.run(
         [sys.executable, "-c", task], env=os.environ | serving.spark, capture_output=True, text=True, timeout=120
     )
-    assert ran.stdout == "1\n", ran.stderr
+    assert result.stdout == "1\n", result.stderr
     processes = serving.processes()
     folder = serving.home / "up"
     sockets = [path for path in folder.rglob("*") if stat.S_ISSOCK(path.lstat().st_mode)]
     assert {path.name for path in sockets} > {"code.sock"}, "no worker's socket is there"
-    connect, ui = int(told["spark"].rpartition(":")[2]), int(told["url"].rpartition(":")[2])
+    connect, ui = int(started["spark"].rpartition(":")[2]), int(started["url"].rpartition(":")[2])
     return {
-        "url": told["url"],
-        "spark": told["spark"],
+        "url": started["url"],
+        "spark": started["spark"],
         "jvm": sorted(set(ports_of(set(processes))) - {connect, ui}),
         "sockets": [str(path) for path in sockets],
-        "files": [told["token_file"], told["spark_file"], str(serving.home / "platform.json"), str(serving.home)],
+        "files": [started["token_file"], started["spark_file"], str(serving.home / "platform.json"), str(serving.home)],
         "processes": sorted(processes),
         "secrets": [serving.header["Authorization"].split()[1], serving.spark["SPARK_CONNECT_AUTHENTICATE_TOKEN"]],
     }
 
 
-def is_refused(call: Callable[[], object]) -> bool:
-    """Whether the system says that it is not permitted."""
+def is_forbidden(call: Callable[[], object]) -> bool:
+    """Return True if the system denies permission."""
     try:
         call()
     except PermissionError:
@@ -86,14 +86,14 @@ def is_refused(call: Callable[[], object]) -> bool:
     return False
 
 
-def knock(path: str) -> None:
+def connect_to_socket(path: str) -> None:
     """Connect to a socket of the file system."""
-    with socket.socket(socket.AF_UNIX) as door:
-        door.connect(path)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(path)
 
 
 def ask_ui(url: str, **headers: str) -> int:
-    """The status of a query to the UI."""
+    """Return the status of a query to the UI."""
     request = urllib.request.Request(
         f"{url}/graphql",
         json.dumps({"query": "{ version }"}).encode(),
@@ -107,7 +107,7 @@ def ask_ui(url: str, **headers: str) -> int:
 
 
 def ask_spark(remote: str, token: str | None) -> str:
-    """Run Python on a Connect server, as the server's owner: what it answers, or how it refuses."""
+    """Run Python on a Connect server as the server's owner; return the result or the refusal."""
     from pyspark.errors import PySparkException
     from pyspark.sql.connect.session import SparkSession
 
@@ -115,35 +115,37 @@ def ask_spark(remote: str, token: str | None) -> str:
     try:
         session = SparkSession.builder.remote(f"{remote}/;token={token}" if token else remote).create()
         answer = str(session.range(1).mapInArrow(lambda batches: batches, "id bigint").count())
-        session.stop()  # at its process's end it would look for a server that has gone, for ten minutes
+        session.stop()  # otherwise the process would look for a stopped server for ten minutes at its end
         return answer
     except PySparkException as error:
         return "UNAUTHENTICATED" if "UNAUTHENTICATED" in str(error) else repr(error)
 
 
 def ask_jvm(port: int) -> str:
-    """What a part of Spark answers to a call that shows no secret."""
-    with socket.create_connection(("127.0.0.1", port), timeout=30) as door:
-        door.sendall(_UNKNOWN_CALL)
+    """Return what a part of Spark answers to a call without a secret."""
+    with socket.create_connection(("127.0.0.1", port), timeout=30) as connection:
+        connection.sendall(_UNKNOWN_CALL)
         try:
-            return door.recv(1 << 16).decode("latin-1")
+            return connection.recv(1 << 16).decode("latin-1")
         except ConnectionResetError:
             return ""
 
 
 def try_all(servers: dict[str, Any]) -> dict[str, Any]:
-    """What this user gets at each of them."""
+    """Return this user's result at each server."""
     return {
         "ui": [ask_ui(servers["url"]), ask_ui(servers["url"], Authorization="Bearer wrong")],
         "spark": [ask_spark(servers["spark"], token) for token in (None, "wrong")],
         "jvm": [ask_jvm(port) for port in servers["jvm"]],
-        "sockets": [is_refused(lambda path=path: knock(path)) for path in servers["sockets"]],
+        "sockets": [is_forbidden(lambda path=path: connect_to_socket(path)) for path in servers["sockets"]],
         "files": [
-            is_refused(lambda path=path: list(Path(path).iterdir()) if Path(path).is_dir() else Path(path).read_bytes())
+            is_forbidden(
+                lambda path=path: list(Path(path).iterdir()) if Path(path).is_dir() else Path(path).read_bytes()
+            )
             for path in servers["files"]
         ],
         "environments": [
-            is_refused(lambda pid=pid: Path(f"/proc/{pid}/environ").read_bytes()) for pid in servers["processes"]
+            is_forbidden(lambda pid=pid: Path(f"/proc/{pid}/environ").read_bytes()) for pid in servers["processes"]
         ],
         "told": "".join(Path(f"/proc/{pid}/cmdline").read_text(errors="replace") for pid in servers["processes"]),
     }
@@ -151,9 +153,9 @@ def try_all(servers: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.mark.spark
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TRIED: only root can become another user; modes are looked at only")
-def test_another_user_is_let_in_nowhere(servers: dict[str, Any]) -> None:
-    """UI, Spark Connect, the JVM's other ports, workers, the code server, secrets in files, processes and commands."""
-    tried = subprocess.run(
+def test_other_user_has_no_access(servers: dict[str, Any]) -> None:
+    """UI, Spark Connect, other JVM ports, workers, code server, secret files, processes and commands refuse."""
+    result = subprocess.run(
         [sys.executable, __file__],
         env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parents[1])},
         input=json.dumps(servers),
@@ -161,31 +163,31 @@ def test_another_user_is_let_in_nowhere(servers: dict[str, Any]) -> None:
         text=True,
         timeout=200,
     )
-    assert tried.returncode == 0, tried.stderr
-    got = json.loads(tried.stdout.splitlines()[-1])
-    assert got["ui"] == [401, 401]
-    assert got["spark"] == ["UNAUTHENTICATED", "UNAUTHENTICATED"]
-    assert len(got["jvm"]) == 2  # calls between the JVM's parts, and their blocks
-    assert all("Sasl" in answer or "challenge" in answer for answer in got["jvm"]), got["jvm"]
+    assert result.returncode == 0, result.stderr
+    answers = json.loads(result.stdout.splitlines()[-1])
+    assert answers["ui"] == [401, 401]
+    assert answers["spark"] == ["UNAUTHENTICATED", "UNAUTHENTICATED"]
+    assert len(answers["jvm"]) == 2  # calls between the JVM's parts, and their blocks
+    assert all("Sasl" in answer or "challenge" in answer for answer in answers["jvm"]), answers["jvm"]
     for kind in ("sockets", "files", "environments"):
-        assert len(got[kind]) >= 2
-        assert all(got[kind]), (kind, servers)
-    assert [secret for secret in servers["secrets"] if secret in got["told"]] == []
+        assert len(answers[kind]) >= 2
+        assert all(answers[kind]), (kind, servers)
+    assert [secret for secret in servers["secrets"] if secret in answers["told"]] == []
 
 
 @pytest.mark.spark
-def test_the_owner_is_let_in_everywhere(servers: dict[str, Any]) -> None:
-    """The same tries with what the owner knows: a refusal was of the person, not of a try that cannot succeed."""
+def test_owner_has_access(servers: dict[str, Any]) -> None:
+    """As a control, the same attempts succeed with the owner's secrets."""
     ui, spark = servers["secrets"]
     assert ask_ui(servers["url"], Authorization=f"Bearer {ui}") == 200
     assert ask_spark(servers["spark"], spark) == "1"
-    assert not any(is_refused(lambda path=path: knock(path)) for path in servers["sockets"])
-    assert not any(is_refused(lambda path=path: Path(path).stat()) for path in servers["files"])
+    assert not any(is_forbidden(lambda path=path: connect_to_socket(path)) for path in servers["sockets"])
+    assert not any(is_forbidden(lambda path=path: Path(path).stat()) for path in servers["files"])
 
 
 @pytest.mark.spark
-def test_a_home_is_its_owners_alone(serving: Serving, servers: dict[str, Any]) -> None:
-    """The home, what is only there while it is up, Dagster's databases, logs, and each file with a secret in it."""
+def test_home_is_private(serving: Serving, servers: dict[str, Any]) -> None:
+    """This holds for the home, its runtime files, Dagster's databases, logs, and each file with a secret."""
     modes = {path: (serving.home / path).stat().st_mode & 0o777 for path in ("", "up", "dagster", "logs", "up/spark")}
     assert modes == dict.fromkeys(modes, 0o700)
     for name in ("ui.token", "spark.env"):
@@ -194,29 +196,29 @@ def test_a_home_is_its_owners_alone(serving: Serving, servers: dict[str, Any]) -
 
 
 @pytest.mark.spark
-def test_the_ui_itself_is_behind_the_gate(serving: Serving) -> None:
-    """With the cookie of a browser: no mutation by GET, by a foreign page, under a foreign name; and none by a form."""
-    told = serving.start()
-    link = urllib.request.urlopen(told["link"], timeout=30)
+def test_ui_is_behind_the_gate(serving: Serving) -> None:
+    """A browser's cookie allows no mutation by GET, by form, from a foreign page or under a foreign name."""
+    started = serving.start()
+    link = urllib.request.urlopen(started["link"], timeout=30)
     cookie = {"Cookie": link.headers["Set-Cookie"].partition(";")[0]}
-    asked = f"{told['url']}/graphql?query={quote(_MUTATION)}"
-    own = {"Origin": told["url"]}
+    get_url = f"{started['url']}/graphql?query={quote(_MUTATION)}"
+    own = {"Origin": started["url"]}
     body = json.dumps({"query": _MUTATION}).encode()
     form = {"Content-Type": "application/x-www-form-urlencoded"}
-    tries = [
-        (asked, None, cookie, 405),
-        (asked, None, cookie | {"Host": "evil.example"}, 421),
-        (asked, b"", cookie | own | form, 415),
-        (asked, b"", cookie | form, 403),
-        (f"{told['url']}/graphql", body, cookie | {"Origin": "http://evil.example"}, 403),
-        (f"{told['url']}/graphql", body, {"Origin": told["url"]}, 401),
-        (f"{told['url']}/graphql", body, cookie | own | {"Content-Type": "application/json"}, 200),
+    attempts = [
+        (get_url, None, cookie, 405),
+        (get_url, None, cookie | {"Host": "evil.example"}, 421),
+        (get_url, b"", cookie | own | form, 415),
+        (get_url, b"", cookie | form, 403),
+        (f"{started['url']}/graphql", body, cookie | {"Origin": "http://evil.example"}, 403),
+        (f"{started['url']}/graphql", body, {"Origin": started["url"]}, 401),
+        (f"{started['url']}/graphql", body, cookie | own | {"Content-Type": "application/json"}, 200),
     ]
-    assert [status_of(url, data, headers) for url, data, headers, _ in tries] == [status for *_, status in tries]
+    assert [status_of(url, data, headers) for url, data, headers, _ in attempts] == [status for *_, status in attempts]
 
 
 def status_of(url: str, data: bytes | None, headers: dict[str, str]) -> int:
-    """The status of one answer."""
+    """Return the status of one response."""
     try:
         with urllib.request.urlopen(urllib.request.Request(url, data, headers), timeout=30) as answer:
             return answer.status
@@ -225,7 +227,7 @@ def status_of(url: str, data: bytes | None, headers: dict[str, str]) -> int:
 
 
 def _become_nobody(servers: dict[str, Any]) -> None:
-    """Become the user without rights; what the tries load is loaded before, for `nobody` may not be able to read it."""
+    """Become the user without rights, after loading all modules, which `nobody` may be unable to read."""
     ask_ui(servers["url"])
     ask_spark(servers["spark"], "wrong")
     user = pwd.getpwnam(NOBODY)

@@ -1,4 +1,4 @@
-"""The auditor's page as a person sees it: wide, narrow and printed, in Chromium."""
+"""The auditor's page in Chromium, wide, narrow and printed."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _WIDTHS = "[document.documentElement.scrollWidth, innerWidth]"
 
 
 @pytest.mark.browser
-def test_the_page_is_read_wide_narrow_and_on_paper(tmp_path: Path) -> None:
-    """It asks nobody for anything, is as wide as the window, tells its verdict first, and prints on a few sheets."""
+def test_page_is_readable_wide_narrow_and_on_paper(tmp_path: Path) -> None:
+    """It requests nothing, fits the window, begins with its verdict, and prints on a few sheets."""
     lake = Lake(tmp_path / "lake")
     for number in (1, 2):
         inbox.queue_join(lake, NOON, parse_join_request(node_text(number), "a test"))
@@ -35,8 +35,8 @@ def test_the_page_is_read_wide_narrow_and_on_paper(tmp_path: Path) -> None:
     (tmp_path / "page.html").write_text(make_page(ReportSource(lake, NOON, Settings()), [names])[1], encoding="utf-8")
     with chromium() as browser:
         context = browser.new_context(offline=True)
-        asked: list[str] = []
-        context.on("request", lambda request: asked.append(request.url))
+        requests: list[str] = []
+        context.on("request", lambda request: requests.append(request.url))
         page = context.new_page()
         for width in (1280, 390):
             page.set_viewport_size({"width": width, "height": 800})
@@ -48,5 +48,5 @@ def test_the_page_is_read_wide_narrow_and_on_paper(tmp_path: Path) -> None:
             assert box is not None
             assert box["width"] > 150
         paper = page.pdf(prefer_css_page_size=True)
-        assert set(asked) == {(tmp_path / "page.html").as_uri()}
+        assert set(requests) == {(tmp_path / "page.html").as_uri()}
     assert 3 <= paper.count(b"/Type /Page\n") <= 9

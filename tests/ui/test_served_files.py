@@ -1,4 +1,4 @@
-"""Pictures and pages of a home beside the UI: named files alone are served, nothing in them runs, pages are made."""
+"""The UI serves only named pictures and pages of a home, runs nothing in them, and creates missing pages."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ from cdc_platform.timeline import GenerationKeys, Timeline
 PNG = b"\x89PNG and the rest"
 
 
-def asked(
+def request(
     home: Path, path: str, *, method: str = "GET", prefix: str = "", keeps: bool = True
 ) -> tuple[int, dict[str, str], bytes]:
-    """What is answered: status, headers, body; 0 where it is passed on to the UI."""
+    """Return status, headers and body of a response; status 0 means that the UI gets the request."""
     sent: list[Any] = []
 
     async def ui(scope: AsgiScope, receive: AsgiReceive, send: AsgiSend) -> None:
@@ -44,35 +44,35 @@ def asked(
     async def send(message: Any) -> None:
         sent.append(message)
 
-    async def once() -> None:
+    async def send_request() -> None:
         await HomeFilesApp(ui, HomeLocation(home), prefix, store_pages=keeps)(
             {"type": "http", "method": method, "path": path}, receive, send
         )
 
-    asyncio.run(once())
+    asyncio.run(send_request())
     headers = {name.decode(): value.decode() for name, value in sent[0]["headers"]}
     return int(sent[0]["status"]), headers, b"".join(part.get("body", b"") for part in sent)
 
 
-def test_a_picture_is_kept_once_and_served(tmp_path: Path) -> None:
-    """The same bytes are one file; it is served as what it is, and can run nothing."""
-    kept = ui_files.store_plot(tmp_path, PNG)
-    assert ui_files.store_plot(tmp_path, PNG) == kept
-    status, headers, body = asked(tmp_path, kept.address)
+def test_picture_is_stored_once_and_served(tmp_path: Path) -> None:
+    """Equal bytes are one file; its response has the right type and can run nothing."""
+    stored = ui_files.store_plot(tmp_path, PNG)
+    assert ui_files.store_plot(tmp_path, PNG) == stored
+    status, headers, body = request(tmp_path, stored.address)
     assert (status, body, headers["content-type"]) == (200, PNG, "image/png")
     assert "sandbox" in headers["content-security-policy"]
-    assert asked(tmp_path, kept.address, method="HEAD")[2] == b""
-    assert asked(tmp_path, kept.address, method="POST")[0] == 405
-    assert len(list(kept.file.parent.iterdir())) == 1
+    assert request(tmp_path, stored.address, method="HEAD")[2] == b""
+    assert request(tmp_path, stored.address, method="POST")[0] == 405
+    assert len(list(stored.file.parent.iterdir())) == 1
 
 
-def test_behind_a_proxy_the_address_has_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A link of a run below `up --public-url` leads through the proxy."""
+def test_address_behind_a_proxy_has_its_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run's link below `up --public-url` leads through the proxy."""
     monkeypatch.setenv(ui_files.UI_PREFIX_VARIABLE, "/cdc")
-    kept = ui_files.store_plot(tmp_path, PNG)
-    assert kept.address.startswith("/cdc/shown/pictures/")
-    assert asked(tmp_path, kept.address, prefix="/cdc")[2] == PNG
-    assert asked(tmp_path, kept.address)[0] == 0
+    stored = ui_files.store_plot(tmp_path, PNG)
+    assert stored.address.startswith("/cdc/shown/pictures/")
+    assert request(tmp_path, stored.address, prefix="/cdc")[2] == PNG
+    assert request(tmp_path, stored.address)[0] == 0
 
 
 @pytest.mark.parametrize(
@@ -91,16 +91,16 @@ def test_behind_a_proxy_the_address_has_its_path(tmp_path: Path, monkeypatch: py
     ],
 )
 def test_nothing_else_of_a_home_is_served(tmp_path: Path, path: str) -> None:
-    """Other names, other folders and ways out of them are answered with 404."""
+    """Other names, other folders and paths out of them give 404."""
     (tmp_path / "settings.toml").write_text("secret", encoding="utf-8")
     ui_files.store_plot(tmp_path, PNG)
-    status, _, body = asked(tmp_path, path)
+    status, _, body = request(tmp_path, path)
     assert (status, b"secret" in body) == (404, False)
 
 
 @pytest.fixture(scope="module")
 def joined(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a generation that a join has made, and one of another home's import without a join."""
+    """A home with a generation that a join created."""
     home = tmp_path_factory.mktemp("shown") / "home"
     open_home_location(home, create=True)
     lake, noon = Lake(home / "lake"), Clock(parse_time_us("2026-01-31T12:00:00Z"))
@@ -117,21 +117,21 @@ def home(joined: Path, tmp_path: Path) -> Path:
     return tmp_path / "home"
 
 
-def test_a_page_that_is_not_there_is_made(home: Path) -> None:
-    """The first who opens the link of a page gets it made; of no generation there is none, and why is said."""
+def test_missing_page_is_created(home: Path) -> None:
+    """The first request for a page creates it, and later ones get the stored file."""
     (join,) = GenerationKeys.read(Lake(home / "lake")).joins
     page = ui_files.report_file(home, join.key)
     assert page is not None
-    status, headers, body = asked(home, page.address)
+    status, headers, body = request(home, page.address)
     assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
     assert join.key.encode() in body
     assert body == page.file.read_bytes()
-    assert asked(home, page.address) == (status, headers, body)
+    assert request(home, page.address) == (status, headers, body)
 
 
 @pytest.mark.parametrize("form", ["latest", "operating", "uuid", "begin", "time", "date", "minute", "other node"])
-def test_every_other_name_redirects_to_the_key(home: Path, form: str) -> None:
-    """Also where a page of that name is in the home, which may be another generation's by now; no file is made."""
+def test_other_names_redirect_to_the_key(home: Path, form: str) -> None:
+    """This holds even if the home has a page of that name, which may be outdated; no file is created."""
     lake = Lake(home / "lake")
     (join,) = GenerationKeys.read(lake).joins
     time = format_ms(Timeline.read(lake).known[0].time_ms)
@@ -151,30 +151,30 @@ def test_every_other_name_redirects_to_the_key(home: Path, form: str) -> None:
     before = listing(home)
     for prefix in ("", "/cdc"):
         for method in ("GET", "HEAD"):
-            status, headers, body = asked(home, f"{prefix}/shown/reports/{name}.html", prefix=prefix, method=method)
+            status, headers, body = request(home, f"{prefix}/shown/reports/{name}.html", prefix=prefix, method=method)
             assert (status, headers["location"]) == (302, f"{prefix}/shown/reports/{join.key}.html")
             assert (headers["cache-control"], b"an old page" in body) == ("no-store", False)
     assert listing(home) == before
 
 
-def test_a_ui_that_is_read_only_makes_no_file(home: Path) -> None:
-    """It shows the page all the same, and one that is there as it is."""
+def test_read_only_ui_creates_no_file(home: Path) -> None:
+    """It still shows the page, and serves a stored page unchanged."""
     (join,) = GenerationKeys.read(Lake(home / "lake")).joins
     page = ui_files.report_file(home, join.key)
     assert page is not None
     before = listing(home)
-    status, _, body = asked(home, page.address, keeps=False)
+    status, _, body = request(home, page.address, keeps=False)
     assert (status, join.key.encode() in body) == (200, True)
-    assert asked(home, "/shown/reports/latest.html", keeps=False)[0] == 302
+    assert request(home, "/shown/reports/latest.html", keeps=False)[0] == 302
     assert listing(home) == before
     page.file.parent.mkdir(parents=True)
     page.file.write_bytes(b"as it was")
-    assert asked(home, page.address, keeps=False)[2] == b"as it was"
+    assert request(home, page.address, keeps=False)[2] == b"as it was"
 
 
-def test_a_page_of_no_generation_says_why(tmp_path: Path) -> None:
-    """What the command says is what a reader of the link is told."""
-    status, _, body = asked(tmp_path / "nowhere", "/shown/reports/9_nobody_00000000.html")
+def test_page_of_an_unknown_generation_has_the_reason(tmp_path: Path) -> None:
+    """The page has the command's error message."""
+    status, _, body = request(tmp_path / "nowhere", "/shown/reports/9_nobody_00000000.html")
     assert (status, b"error:" in body) == (404, True)
 
 
@@ -189,8 +189,8 @@ def test_a_page_of_no_generation_says_why(tmp_path: Path) -> None:
         "5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10",
     ],
 )
-def test_a_page_is_named_after_its_generation(tmp_path: Path, key: str) -> None:
-    """From the name of a file back to the generation, whichever way it is named."""
+def test_page_is_named_after_its_generation(tmp_path: Path, key: str) -> None:
+    """The file name leads back to the generation, for every kind of name."""
     page = ui_files.report_file(tmp_path, key)
     assert page is not None
     assert ui_files.generation_key_from_name(page.file.name) == key
@@ -199,13 +199,13 @@ def test_a_page_is_named_after_its_generation(tmp_path: Path, key: str) -> None:
 
 @pytest.mark.parametrize("prefix", ["", "/cdc"])
 def test_every_invariant_has_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prefix: str) -> None:
-    """A result in the UI links it, below a proxy too; a name that no invariant has is no page."""
+    """A result in the UI links it, below a proxy too; an unknown name has no page."""
     monkeypatch.setenv(ui_files.UI_PREFIX_VARIABLE, prefix)
     for name, invariant in invariants.INVARIANTS_BY_NAME.items():
-        status, headers, body = asked(tmp_path, ui_files.invariant_address(name), prefix=prefix)
+        status, headers, body = request(tmp_path, ui_files.invariant_address(name), prefix=prefix)
         assert (status, headers["content-type"]) == (200, "text/html; charset=utf-8")
         text = re.sub(r"<[^>]+>", "", html.unescape(body.decode()))
         assert invariant.meaning.replace("`", "") in text
         assert invariant.family.page in text
-    assert asked(tmp_path, ui_files.invariant_address("no_such_thing"), prefix=prefix)[0] == 404
-    assert asked(tmp_path, ui_files.invariant_address("row_count"), prefix=prefix, method="HEAD")[2] == b""
+    assert request(tmp_path, ui_files.invariant_address("no_such_thing"), prefix=prefix)[0] == 404
+    assert request(tmp_path, ui_files.invariant_address("row_count"), prefix=prefix, method="HEAD")[2] == b""

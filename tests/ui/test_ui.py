@@ -1,4 +1,4 @@
-"""The UI's own process, over a code location of a test: what it serves, and that in read-only nothing is changed."""
+"""The UI's own process with a test's code location: its pages, and no changes in read-only mode."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ defs = Definitions(assets=[parted], jobs=[quiet])
 
 @dataclass(frozen=True)
 class ServedUi:
-    """A UI and what it depends on: the folder with its home and Dagster's storage, and its code server."""
+    """A UI with its dependencies: the folder with its home and Dagster's storage, and its code server."""
 
     port: int
     folder: Path
@@ -62,8 +62,8 @@ class ServedUi:
 
 @pytest.fixture(scope="module")
 def ui() -> Iterator[ServedUi]:
-    """A UI that is read-only and stands behind a proxy at `/cdc`."""
-    with served("--read-only") as served_ui:
+    """A read-only UI behind a proxy at `/cdc`."""
+    with serve("--read-only") as served_ui:
         yield served_ui
 
 
@@ -74,8 +74,8 @@ def port(ui: ServedUi) -> int:
 
 
 @contextmanager
-def served(*options: str) -> Iterator[ServedUi]:
-    """A UI with these options that stands behind a proxy at `/cdc`, for the length of a block."""
+def serve(*options: str) -> Iterator[ServedUi]:
+    """Serve a UI with these options, behind a proxy at `/cdc`, until the block exits."""
     # Not pytest's folder, whose path may be too long for a socket.
     with tempfile.TemporaryDirectory(prefix="cdc-") as name, listen_on_loopback(0) as bound:
         folder = Path(name)
@@ -95,7 +95,7 @@ def served(*options: str) -> Iterator[ServedUi]:
             subprocess.Popen([sys.executable, "-m", *ui], env=environment, pass_fds=[bound.fileno()]),
         ]
         port = bound.getsockname()[1]
-        bound.close()  # So that a UI that has died is refused at once, instead of being waited for.
+        bound.close()  # So that a dead UI refuses at once instead of being waited for.
         try:
             yield ServedUi(port, folder, running[0])
         finally:
@@ -106,7 +106,7 @@ def served(*options: str) -> Iterator[ServedUi]:
 
 
 def ask(port: int, query: str, **headers: str) -> Any:
-    """What the UI answers to a program; asked again until it has loaded."""
+    """Return the UI's answer to a program, repeating the request until the UI has loaded."""
     request = urllib.request.Request(
         f"http://{LOOPBACK}:{port}/cdc/graphql",
         json.dumps({"query": query}).encode(),
@@ -116,8 +116,8 @@ def ask(port: int, query: str, **headers: str) -> Any:
         return json.load(answer)["data"]
 
 
-def launched(port: int, **headers: str) -> str:
-    """What becomes of the wish for a run, once the code location is there; it comes with a tag that names somebody."""
+def launch(port: int, **headers: str) -> str:
+    """Request a run with a tag that names a user, once the code location is loaded; return the result."""
     deadline = time.monotonic() + 200
     while (answer := ask(port, LAUNCH, **headers)["launchRun"]["__typename"]) == "RepositoryNotFoundError":
         assert time.monotonic() < deadline
@@ -126,13 +126,13 @@ def launched(port: int, **headers: str) -> str:
 
 
 def test_read_only_changes_nothing(port: int) -> None:
-    """It shows what there is, and refuses to launch a run, with the token too."""
-    assert launched(port) == "UnauthorizedError"
+    """The UI shows its content and refuses to launch a run, even with the token."""
+    assert launch(port) == "UnauthorizedError"
     assert ask(port, RUNS) == {"runsOrError": {"results": []}}
 
 
-def test_it_is_below_the_proxys_path(port: int) -> None:
-    """The page itself, with its files, and nothing beside it without the token."""
+def test_ui_is_below_the_proxys_path(port: int) -> None:
+    """This holds for the page and its files; without the token nothing is served."""
     page = urllib.request.Request(f"http://{LOOPBACK}:{port}/cdc/runs", headers={"Authorization": f"Bearer {TOKEN}"})
     with urllib.request.urlopen(page, timeout=200) as answer:
         assert b"/cdc/" in answer.read()
@@ -151,8 +151,8 @@ def probe(port: int, path: str, method: str = "GET", **headers: str) -> tuple[in
 
 
 def test_probes_need_no_token(port: int) -> None:
-    """Only to read them, under an accepted host name; they name each part and no path of this machine."""
-    launched(port)  # waits for the code location
+    """Only reading is possible, under an accepted host name; probes name each part and no path of this machine."""
+    launch(port)  # waits for the code location
     assert probe(port, "/health") == (200, {"status": "ok"})
     parts = {name: {"ready": True, "reason": None} for name in ("home", "code_location", "storage")}
     assert probe(port, "/ready") == (200, {"ready": True, "parts": parts})
@@ -162,10 +162,10 @@ def test_probes_need_no_token(port: int) -> None:
         assert probe(port, path, method)[0] == 401
 
 
-def test_ready_names_each_part_that_is_not(ui: ServedUi) -> None:
-    """Remove the home, damage Dagster's storage, end the code server: each shows, and the process still lives."""
+def test_readiness_names_each_failed_part(ui: ServedUi) -> None:
+    """A missing home, damaged storage and an ended code server each show, and the process still lives."""
     home, runs = ui.folder / "home", ui.folder / "history" / "runs.db"
-    launched(ui.port)
+    launch(ui.port)
 
     def unready() -> dict[str, str]:
         status, document = probe(ui.port, "/ready")
@@ -195,10 +195,10 @@ def test_ready_names_each_part_that_is_not(ui: ServedUi) -> None:
     assert probe(ui.port, "/health") == (200, {"status": "ok"})
 
 
-def test_a_launch_is_tagged_with_the_user_that_the_proxy_names() -> None:
-    """Runs and backfills have the user of the header if they came by the proxy; nothing else that names one counts."""
+def test_launch_is_tagged_with_the_proxys_user() -> None:
+    """Runs and backfills have the header's user if they came through the proxy; no other name counts."""
     proxy = "dagster.example.com"
-    with served("--user-header", "X-Forwarded-User") as served_ui:
+    with serve("--user-header", "X-Forwarded-User") as served_ui:
         port = served_ui.port
         for headers in (
             {"Host": proxy, "X-Forwarded-User": "ada@example.com"},
@@ -206,17 +206,17 @@ def test_a_launch_is_tagged_with_the_user_that_the_proxy_names() -> None:
             {"Host": proxy, "X-User": "mallory"},
             {"Host": proxy, "X-Forwarded-User": "m" * 300},
         ):
-            assert launched(port, **headers) == "LaunchRunSuccess"
+            assert launch(port, **headers) == "LaunchRunSuccess"
             assert ask(port, BACKFILL, **headers)["launchPartitionBackfill"]["__typename"] == "LaunchBackfillSuccess"
         runs = ask(port, TAGS)["runsOrError"]["results"]
         backfills = ask(port, BACKFILL_TAGS)["partitionBackfillsOrError"]["results"]
     for launches in (runs, backfills):
-        users = [tag["value"] for launch in reversed(launches) for tag in launch["tags"] if tag["key"] == USER_TAG]
+        users = [tag["value"] for item in reversed(launches) for tag in item["tags"] if tag["key"] == USER_TAG]
         assert users == ["ada@example.com", *["unknown"] * 3]
 
 
-def test_a_name_that_nobody_vouches_for_is_no_name() -> None:
-    """Without the setting, or with two names, the user is unknown; without a proxy it is the one who runs the UI."""
+def test_unverified_user_is_unknown() -> None:
+    """Without the setting, or with two names, the user is unknown; without a proxy it is the UI's own user."""
     proxied = UiAddresses(3000, parse_public_url("https://dagster.example.com/cdc"))
     by_proxy = {"host": ["Dagster.example.com"], "x-user": ["ada"]}
     assert user_finder(proxied, "X-User")(by_proxy) == "ada"
