@@ -162,7 +162,7 @@ LONG = {
     # These mostly wait, so they must not be the last ones of a run.
     "waiting": ("test_store_emulators.py", "test_processes.py", "test_ui.py"),
 }
-# The groups that may use a fixture that is slow to start; another group would start it a second time.
+# The groups that may use a fixture that is slow to start; any other group would start it a second time.
 SHARED = {
     "spark": {"session", "cassandra"},
     "server": {"server"},
@@ -283,7 +283,7 @@ def workers() -> TaskRunner:
 
 @pytest.fixture(params=["here", pytest.param("spark", marks=pytest.mark.spark)])
 def either(request: pytest.FixtureRequest) -> TaskRunner:
-    """Both runners, one after the other; their results must be equal."""
+    """Return both runners, one after the other; their results must be equal."""
     return request.getfixturevalue("workers" if request.param == "here" else "on_spark")
 
 

@@ -1,7 +1,7 @@
-"""The contracts with users: what a script, a stored table or a shell history relies on stays as recorded.
+"""The contracts with users: what scripts, stored tables and shell histories rely on stays as recorded.
 
-A change that is meant: `python tests/test_contracts.py` records all contracts again; the commit names each difference.
-`test_definitions.py` holds the contract of the Dagster definitions in the same way.
+For an intended change `python tests/test_contracts.py` records all contracts again, and the commit names each
+difference. `test_definitions.py` covers the contract of the Dagster definitions in the same way.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ def tables() -> dict[str, Any]:
 
 
 def names() -> dict[str, Any]:
-    """Return codes with their exit codes, names of invariants, failpoints and variables of the environment."""
+    """Return codes with their exit codes, and the names of invariants, failpoints and environment variables."""
     for module in pkgutil.walk_packages(cdc_platform.__path__, "cdc_platform."):
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     classes, waiting = [], [PlatformError]
     while waiting:
-        each = waiting.pop()
-        waiting += each.__subclasses__()
-        if each.__module__.startswith("cdc_platform."):
-            classes.append(each)
+        error = waiting.pop()
+        waiting += error.__subclasses__()
+        if error.__module__.startswith("cdc_platform."):
+            classes.append(error)
     text = "".join(
         path.read_text(encoding="utf-8")
         for folder in ("cdc_platform", "assets", "resources")
@@ -93,7 +93,7 @@ def names() -> dict[str, Any]:
 
 
 def shape(value: Any) -> Any:
-    """Return the types of a JSON document: of an object by field, of a list those of all its entries together."""
+    """Return the types of a JSON document: an object's by field, a list's merged over its entries."""
     if isinstance(value, dict):
         merged: dict[str, Any] = {}
         for name, inner in value.items():
@@ -106,54 +106,54 @@ def shape(value: Any) -> Any:
 
 
 def together(shapes: list[Any]) -> Any:
-    """Return one shape for several values of the same place: `a | b` where they differ."""
-    objects = [each for each in shapes if isinstance(each, dict)]
-    lists = [each for each in shapes if isinstance(each, list)]
-    found: list[Any] = []
+    """Return one shape for several values at the same position: `a | b` if they differ."""
+    objects = [entry for entry in shapes if isinstance(entry, dict)]
+    lists = [entry for entry in shapes if isinstance(entry, list)]
+    merged: list[Any] = []
     if objects:
-        fields = dict.fromkeys(name for each in objects for name in each)
-        found.append(
+        fields = dict.fromkeys(name for entry in objects for name in entry)
+        merged.append(
             {
-                name if all(name in each for each in objects) else f"{name}?": together(
-                    [each[name] for each in objects if name in each]
+                name if all(name in entry for entry in objects) else f"{name}?": together(
+                    [entry[name] for entry in objects if name in entry]
                 )
                 for name in fields
             }
         )
     if lists:
         inner = [entry for each in lists for entry in each]
-        found.append([together(inner)] if inner else [])
-    found += sorted({each for each in shapes if isinstance(each, str)})
-    if len(found) == 1:
-        return found[0]
-    if all(isinstance(each, str) for each in found):
-        return " | ".join(sorted({part for each in found for part in each.split(" | ")}))
-    return {"one of": found}
+        merged.append([together(inner)] if inner else [])
+    merged += sorted({entry for entry in shapes if isinstance(entry, str)})
+    if len(merged) == 1:
+        return merged[0]
+    if all(isinstance(entry, str) for entry in merged):
+        return " | ".join(sorted({part for entry in merged for part in entry.split(" | ")}))
+    return {"one of": merged}
 
 
-def asked(folder: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
+def run_cases(folder: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
     """Run each case of `homes.every_command`; return the shapes of the answers and the names in Delta's logs."""
     shapes: dict[str, Any] = {}
     stored: dict[str, set[str]] = {}
     for number, case in enumerate(CASES):
-        place = folder / str(number)
-        place.mkdir(parents=True)
-        home = home_of(case, place)
-        write_files(place / "files", home.parent)
+        case_folder = folder / str(number)
+        case_folder.mkdir(parents=True)
+        home = home_of(case, case_folder)
+        write_files(case_folder / "files", home.parent)
         for line in case.behind:
-            assert ask(line, case.ms, str(home), place / "files").exit_code == 0, line
+            assert ask(line, case.ms, str(home), case_folder / "files").exit_code == 0, line
         if "--json" in run(*path_of(case.line).split(), "--help").stdout:
-            answer = ask(f"{case.line} --json", case.ms, str(home), place / "files")
+            answer = ask(f"{case.line} --json", case.ms, str(home), case_folder / "files")
             assert answer.exit_code in (0, 1), answer
             shapes[case.line] = {"exit_code": answer.exit_code, "output": shape(answer.json)}
         for log in (home / "lake").glob("*/*/_delta_log/*.json"):
             for action in map(json.loads, log.read_text(encoding="utf-8").splitlines()):
                 _add_names(action, stored)
-    return shapes, {what: sorted(each) for what, each in sorted(stored.items())}
+    return shapes, {what: sorted(values) for what, values in sorted(stored.items())}
 
 
 def _add_names(action: dict[str, Any], stored: dict[str, set[str]]) -> None:
-    """Add the names that an action of Delta's log has of the platform: later versions have to know them."""
+    """Add the platform's names in an action of Delta's log, which later versions must know."""
     if "txn" in action:
         stored.setdefault("transactions", set()).add(_plain(action["txn"]["appId"]))
     if "metaData" in action:
@@ -172,7 +172,7 @@ def _plain(name: str) -> str:
 
 def contracts(folder: Path) -> dict[str, Any]:
     """Return everything that is recorded, by the name of its file."""
-    outputs, stored = asked(folder)
+    outputs, stored = run_cases(folder)
     return {"help": helps(), "tables": tables(), "names": names(), "outputs": outputs, "stored": stored}
 
 
@@ -187,29 +187,29 @@ def _recorded(name: str) -> Any:
 def test_a_declared_contract_is_as_recorded(
     name: str, current: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Help texts, table schemas, codes, exit codes, failpoints and variables."""
+    """Help texts, table schemas, codes, exit codes, failpoints and variables match the recorded contracts."""
     monkeypatch.setenv("COLUMNS", "100")
     assert current() == _recorded(name)
 
 
 @pytest.mark.long("each command runs on a home of its own")
 def test_outputs_and_stored_names_are_as_recorded(tmp_path: Path) -> None:
-    """The JSON of each command by its fields and types, and what Delta's logs hold of the platform's names."""
-    outputs, stored = asked(tmp_path)
+    """The fields and types of each command's JSON, and the platform's names in Delta's logs, are as recorded."""
+    outputs, stored = run_cases(tmp_path)
     assert outputs == _recorded("outputs")
     assert stored == _recorded("stored")
 
 
 def test_every_command_with_json_has_a_recorded_output() -> None:
-    """A command with `--json` is among the cases, but for those that need a live cluster."""
+    """Every command with `--json` has a case, except those that need a live cluster."""
     assert isinstance(program, click.Group)
     with_json = {path for path in paths_of(program) if "--json" in run(*path.split(), "--help").stdout}
     live = {"observe", "ingest", "watch", "cluster test", "cluster replace", "cluster remove", "demo", "up"}
     assert with_json - live == {path_of(shlex.join(shlex.split(line))) for line in _recorded("outputs")} - live
 
 
-def test_shapes_tell_documents_apart() -> None:
-    """A field that is gone, another type and an optional field are differences; other values are none."""
+def test_shapes_distinguish_documents() -> None:
+    """Missing fields, other types and optional fields change the shape; other values do not."""
     first = shape([{"a": 1, "b": None}, {"a": 2, "b": "x"}])
     assert first == shape([{"a": 7, "b": "y"}, {"a": 9, "b": None}]) == [{"a": "int", "b": "null | str"}]
     assert shape([{"a": 1}, {"a": 1, "b": 1}]) == [{"a": "int", "b?": "int"}]
@@ -218,7 +218,7 @@ def test_shapes_tell_documents_apart() -> None:
 
 
 def write(folder: Path, names_: Iterable[str] = ()) -> None:
-    """Record the contracts of the program as it is."""
+    """Record the current contracts of the program."""
     FOLDER.mkdir(exist_ok=True)
     for name, value in contracts(folder).items():
         if not names_ or name in names_:

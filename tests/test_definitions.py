@@ -1,6 +1,6 @@
-"""The code location: it loads without Java in both ways there are, and all of it is what the snapshot says.
+"""The code location: it loads without Java in both possible ways, and its definitions match the snapshot.
 
-A change that is meant: `python tests/test_definitions.py` writes the snapshot anew.
+For an intended change `python tests/test_definitions.py` writes the snapshot again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ READ = {
     *("platform/generations", "platform/cdc_tables"),
     *("platform/ring_before_join", "platform/rewrite_decisions"),
 }
-"""The tables that are shown and that no asset makes."""
+"""The tables that are shown and that no asset creates."""
 LOADERS = {
     "workspace": ["-w", str(ROOT / "workspace.yaml")],
     "module": ["-m", "cdc_platform.definitions", "-d", str(ROOT)],
@@ -48,14 +48,14 @@ _QUERY = """{
 
 
 def snapshot() -> dict[str, Any]:
-    """Everything that is defined, as names."""
+    """Return everything that is defined, by name."""
     graph = defs.resolve_asset_graph()
     checks: dict[str, list[str]] = {}
     for check in sorted(graph.asset_check_keys, key=lambda key: (key.asset_key.path, key.name)):
         spec = graph.get_check_spec(check)
         kind = "blocks" if spec.blocking else "warns"
         checks.setdefault(check.asset_key.to_user_string(), []).append(f"{check.name} ({kind})")
-    assets = {spec.key.to_user_string(): told(spec) for spec in defs.resolve_all_asset_specs()}
+    assets = {spec.key.to_user_string(): describe(spec) for spec in defs.resolve_all_asset_specs()}
     for name, asset in assets.items():
         asset["checks"] = checks.get(name, [])
     repository = defs.get_repository_def()
@@ -85,8 +85,8 @@ def snapshot() -> dict[str, Any]:
     }
 
 
-def told(spec: AssetSpec) -> dict[str, Any]:
-    """What an asset says of itself."""
+def describe(spec: AssetSpec) -> dict[str, Any]:
+    """Return the attributes of an asset."""
     partitions = spec.partitions_def
     return {
         "group": spec.group_name,
@@ -100,7 +100,7 @@ def told(spec: AssetSpec) -> dict[str, Any]:
 
 
 def windows(policy: FreshnessPolicy) -> list[str]:
-    """After how long an asset is told of as late, and as too late."""
+    """Return the times after which an asset is reported as late and as too late."""
     assert isinstance(policy, TimeWindowFreshnessPolicy)
     late = policy.warn_window
     assert late is not None
@@ -108,21 +108,21 @@ def windows(policy: FreshnessPolicy) -> list[str]:
 
 
 def connected() -> dict[str, frozenset[str]]:
-    """What each asset is connected to by edges, in either direction and however far."""
+    """Return the assets that each asset is connected to by edges in either direction, directly or indirectly."""
     graph = defs.resolve_asset_graph()
     edges = {key: {*graph.get(key).parent_keys, *graph.get(key).child_keys} for key in graph.get_all_asset_keys()}
-    found: dict[str, frozenset[str]] = {}
+    components: dict[str, frozenset[str]] = {}
     for start in edges:
-        reached, waiting = {start}, [start]
+        component, waiting = {start}, [start]
         while waiting:
-            waiting += (new := edges[waiting.pop()] - reached)
-            reached |= new
-        found[start.to_user_string()] = frozenset(key.to_user_string() for key in reached)
-    return found
+            waiting += (new := edges[waiting.pop()] - component)
+            component |= new
+        components[start.to_user_string()] = frozenset(key.to_user_string() for key in component)
+    return components
 
 
 def test_no_group_is_an_island_without_a_reason() -> None:
-    """An asset is connected to those of the published generations, or its description says why no edge leads there."""
+    """Every asset is connected to the published generations, or its description explains why no edge leads there."""
     graph, groups = connected(), {}
     specs = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
     for name, spec in specs.items():
@@ -135,8 +135,8 @@ def test_no_group_is_an_island_without_a_reason() -> None:
         assert others or all(reasons), group
 
 
-def test_the_lineage_has_the_edges_of_the_design() -> None:
-    """From V1 to V2 by the rewrite, from streams to logs, and from the ring to the generation made of it."""
+def test_lineage_has_the_expected_edges() -> None:
+    """The lineage leads from V1 to V2 by the rewrite, from streams to logs, and from the ring to its generation."""
     graph = defs.resolve_asset_graph()
     parents = {
         key.to_user_string(): {parent.to_user_string() for parent in graph.get(key).parent_keys}
@@ -152,27 +152,27 @@ def test_the_lineage_has_the_edges_of_the_design() -> None:
     assert "platform/ring_before_join" in parents["platform/topology_descriptions"]
 
 
-def test_what_runs_regularly_has_a_freshness_policy() -> None:
-    """Observed clusters, ingested logs, hourly copies and audits, and nothing that happens only when it is needed."""
+def test_regular_assets_have_a_freshness_policy() -> None:
+    """Observed clusters, ingested logs, hourly copies and audits have a freshness policy; work on demand has none."""
     rhythm = {spec.key.to_user_string() for spec in defs.resolve_all_asset_specs() if spec.freshness_policy is not None}
     assert rhythm == {f"platform/{name}" for name in ("observed_cluster", "ingested_log", "consumed_hours", "tables")}
 
 
-def test_checks_of_assets_say_what_the_models_say() -> None:
-    """Each is described as the check of its name in pandera's model of summaries; none is left out."""
+def test_asset_checks_are_described_as_in_the_models() -> None:
+    """Each check is described as in pandera's model of summaries, and none is missing."""
     of_summaries = {check.name: check.description for check in judge.summary_model(tuple(INVARIANTS_BY_NAME)).checks}
     graph = defs.resolve_asset_graph()
     described = {check.name: graph.get_check_spec(check).description for check in graph.asset_check_keys}
     assert {name: described.get(name) for name in of_summaries} == of_summaries
 
 
-def test_definitions_are_those_of_the_snapshot() -> None:
-    """No asset, check, job, sensor, dependency or column comes, goes or changes by accident."""
+def test_definitions_match_the_snapshot() -> None:
+    """Assets, checks, jobs, sensors, dependencies and columns match the snapshot."""
     assert snapshot() == json.loads(SNAPSHOT.read_text(encoding="utf-8"))
 
 
 def test_everything_is_described_owned_and_grouped() -> None:
-    """Whoever opens an asset in the UI sees what it is, whose it is, and what every column means."""
+    """Every asset in the UI has a description, an owner, a group, and a description of each column."""
     for spec in defs.resolve_all_asset_specs():
         assert len(spec.description or "") > 40, spec.key
         assert spec.owners, spec.key
@@ -187,16 +187,16 @@ def test_everything_is_described_owned_and_grouped() -> None:
     assert all(schedule.description for schedule in repository.schedule_defs)
 
 
-def test_every_table_has_a_pool_of_its_own_and_retries() -> None:
-    """Two steps never write to one table at once, and a lost race is run again."""
+def test_every_table_has_its_own_pool_and_retries() -> None:
+    """Each table has its own pool, so that no two steps write to it at once, and a retry policy for lost races."""
     pools = {}
     for asset in defs.resolve_asset_graph().assets_defs:
         if asset.keys and asset.is_executable:
             assert asset.op.pool is not None
             assert asset.op.retry_policy is not None
             pools[asset.op.pool] = asset.key.to_user_string()
-    made = {spec.key.to_user_string() for spec in defs.resolve_all_asset_specs()} - READ
-    assert pools == {name: name for name in made}
+    materialized = {spec.key.to_user_string() for spec in defs.resolve_all_asset_specs()} - READ
+    assert pools == {name: name for name in materialized}
 
 
 @pytest.mark.parametrize(
@@ -207,30 +207,30 @@ def test_every_table_has_a_pool_of_its_own_and_retries() -> None:
         ("owners = 7", [["team:cdc"]]),
     ],
 )
-def test_owners_are_those_of_the_settings(settings: str, owners: list[list[str]], tmp_path: Path) -> None:
-    """Every asset has them; with settings that cannot be read the definitions load all the same. No home is made."""
+def test_owners_come_from_the_settings(settings: str, owners: list[list[str]], tmp_path: Path) -> None:
+    """Every asset has the owners of the settings; the load survives unreadable settings and creates no home."""
     (tmp_path / "settings.toml").write_text(settings, encoding="utf-8")
     program = (
         "import json; from cdc_platform.definitions import defs; "
         "print(json.dumps([list(spec.owners) for spec in defs.resolve_all_asset_specs()]))"
     )
-    shown = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", program],
         env=os.environ | {HOME_VARIABLE: str(tmp_path)},
         check=True,
         capture_output=True,
         text=True,
     )
-    found = json.loads(shown.stdout)
-    assert [each for number, each in enumerate(found) if each not in found[:number]] == owners
-    assert ("owners: Input should be a valid tuple" in shown.stderr) == (settings == "owners = 7")
+    owner_lists = json.loads(process.stdout)
+    assert [names for number, names in enumerate(owner_lists) if names not in owner_lists[:number]] == owners
+    assert ("owners: Input should be a valid tuple" in process.stderr) == (settings == "owners = 7")
     assert [path.name for path in tmp_path.iterdir()] == ["settings.toml"]
 
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """What Dagster sees of the code location, for each way of loading it, on a machine that has no Java."""
-    # A home each: two processes that make one home's databases at once get in each other's way.
+    """Load the code location in each way on a machine without Java; return what Dagster sees."""
+    # Each has its own home: two processes that create the databases of one home at once would conflict.
     homes = {name: tmp_path_factory.mktemp("dagster") for name in LOADERS}
     for home in homes.values():
         (home / "dagster.yaml").write_text("telemetry: {enabled: false}\n", encoding="utf-8")
@@ -255,12 +255,14 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         )
         for name, arguments in LOADERS.items()
     }
-    found = {}
+    repositories = {}
     for name, run in runs.items():
         _, error = run.communicate(timeout=120)
         assert run.returncode == 0, error
-        found[name] = json.loads((homes[name] / "answer").read_text(encoding="utf-8"))["data"]["repositoriesOrError"]
-    return found
+        repositories[name] = json.loads((homes[name] / "answer").read_text(encoding="utf-8"))["data"][
+            "repositoriesOrError"
+        ]
+    return repositories
 
 
 @pytest.mark.long("Dagster loads the code location twice, in processes of their own")
@@ -271,20 +273,20 @@ def test_both_ways_of_loading_agree(loaded: dict[str, Any]) -> None:
 
 
 def test_dagster_sees_what_is_defined(loaded: dict[str, Any]) -> None:
-    """What comes over the wire is what the snapshot has, with the same sensors and schedules switched on."""
+    """Dagster's responses match the snapshot, including the active sensors and schedules."""
     (location,) = loaded["workspace"]["nodes"]
     assets = {"/".join(asset["assetKey"]["path"]): asset for asset in location["assetNodes"]}
-    wanted = snapshot()
-    assert set(assets) == set(wanted["assets"])
+    expected = snapshot()
+    assert set(assets) == set(expected["assets"])
     for name, asset in assets.items():
-        assert asset["groupName"] == wanted["assets"][name]["group"]
-        assert sorted("/".join(key["path"]) for key in asset["dependencyKeys"]) == wanted["assets"][name]["deps"]
+        assert asset["groupName"] == expected["assets"][name]["group"]
+        assert sorted("/".join(key["path"]) for key in asset["dependencyKeys"]) == expected["assets"][name]["deps"]
         assert asset["pools"] == ([] if name in READ else [name])
-    assert {job["name"] for job in location["jobs"]} >= set(wanted["jobs"])
+    assert {job["name"] for job in location["jobs"]} >= set(expected["jobs"])
     sensors = {sensor["name"]: sensor["sensorState"]["status"] for sensor in location["sensors"]}
-    assert sensors == {name: sensor["status"] for name, sensor in wanted["sensors"].items()}
+    assert sensors == {name: sensor["status"] for name, sensor in expected["sensors"].items()}
     schedules = {schedule["name"]: schedule["scheduleState"]["status"] for schedule in location["schedules"]}
-    assert schedules == {name: schedule["status"] for name, schedule in wanted["schedules"].items()}
+    assert schedules == {name: schedule["status"] for name, schedule in expected["schedules"].items()}
 
 
 if __name__ == "__main__":

@@ -11,15 +11,15 @@ from support import memory
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that the plugin uses instead of /dev/shm."""
+    """Return a folder that the plugin uses instead of /dev/shm."""
     monkeypatch.setattr(memory, "_IN_MEMORY", tmp_path)
     return tmp_path
 
 
 def test_only_folders_of_ended_runs_are_removed(folder: Path) -> None:
-    """A run locks its folder for as long as its process lives; other programs' folders are never removed."""
-    running, ended, other = (folder / name for name in (f"{memory._PREFIX}a", f"{memory._PREFIX}b", "other"))
-    for path in (running, ended, other):
+    """A run locks its folder while its process lives; folders of other programs are never removed."""
+    running, finished, other = (folder / name for name in (f"{memory._PREFIX}a", f"{memory._PREFIX}b", "other"))
+    for path in (running, finished, other):
         (path / "pytest").mkdir(parents=True)
     lock = memory._lock(running)
     assert lock is not None
@@ -31,7 +31,7 @@ def test_only_folders_of_ended_runs_are_removed(folder: Path) -> None:
 
 
 def test_programs_and_files_must_fit(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Memory for files is what remains beside the programs of a run."""
+    """Files may use the memory that the programs of a run do not need."""
     missing = memory._missing_bytes()
     monkeypatch.setattr(memory, "_PROGRAMS_BYTES", memory._PROGRAMS_BYTES + (1 << 40))
     assert memory._missing_bytes() > max(missing, 1 << 39)

@@ -14,9 +14,9 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("cdc_platform", "assets", "resources")
 IMPORT_NAMES = {"assets": "cdc_platform_assets", "resources": "cdc_platform_resources"}
-"""The folders that are imported by another name."""
+"""The folders that are imported under another name."""
 MOST_LINES = 800
-"""A module above this length is worth a second look at its topics."""
+"""A longer module may cover more than one topic."""
 
 
 def module_name(path: Path) -> str:
@@ -78,7 +78,9 @@ def private_imports(module: str, tree: ast.AST) -> Iterator[str]:
             yield f"{module} imports from {node.module}"
         else:
             public = exported_by_stub(package)
-            yield from (f"{module} imports {node.module}.{each.name}" for each in node.names if each.name not in public)
+            yield from (
+                f"{module} imports {node.module}.{alias.name}" for alias in node.names if alias.name not in public
+            )
 
 
 def test_packages_import_only_what_others_export() -> None:
@@ -91,8 +93,8 @@ def test_packages_import_only_what_others_export() -> None:
     ["from cdc_platform.delta.lake import Lake", "from cdc_platform.delta import _Nothing"],
     ids=["a module of the package", "a name that is not public"],
 )
-def test_imports_of_what_is_not_exported_are_found(line: str) -> None:
-    """Both ways around the exports are reported, and are fine inside of the package."""
+def test_private_imports_are_found(line: str) -> None:
+    """Both ways around the exports are reported, and are permitted within the package."""
     assert list(private_imports("cdc_platform.cli.check", ast.parse(line)))
     assert not list(private_imports("cdc_platform.delta.files", ast.parse(line)))
 
@@ -119,15 +121,15 @@ def test_every_export_is_used_by_others() -> None:
     assert len(public) > 300
 
 
-def test_public_classes_have_names_of_their_own() -> None:
+def test_public_classes_have_unique_names() -> None:
     """One name means one class in the whole code base."""
-    found = defaultdict(list)
+    modules_by_class = defaultdict(list)
     for module, tree in TREES.items():
         for node in tree.body:
             if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                found[node.name].append(module)
-    assert {name: modules for name, modules in found.items() if len(modules) > 1} == {}
-    assert len(found) > 300
+                modules_by_class[node.name].append(module)
+    assert {name: modules for name, modules in modules_by_class.items() if len(modules) > 1} == {}
+    assert len(modules_by_class) > 300
 
 
 def imported_modules(module: str, tree: ast.Module) -> Iterator[str]:
@@ -144,7 +146,7 @@ def imported_modules(module: str, tree: ast.Module) -> Iterator[str]:
 def test_imports_form_no_cycle() -> None:
     """Modules can be ordered so that each imports only earlier ones at import time."""
     graph = {
-        module: {each for each in imported_modules(module, tree) if each in TREES and each != module}
+        module: {target for target in imported_modules(module, tree) if target in TREES and target != module}
         for module, tree in TREES.items()
     }
     ordered: set[str] = set()
@@ -153,7 +155,7 @@ def test_imports_form_no_cycle() -> None:
     assert sorted(set(graph) - ordered) == []
 
 
-def test_long_modules_are_pointed_out() -> None:
+def test_long_modules_cause_a_warning() -> None:
     """A module above 800 lines is a warning, which asks for one topic per module and not for a shorter file."""
     for folder in (*FOLDERS, "bench"):
         for path in sorted((ROOT / folder).rglob("*.py")):

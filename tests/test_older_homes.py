@@ -1,7 +1,7 @@
-"""Homes that an earlier program made still open: every table reads, every look answers the same, work goes on.
+"""Homes of earlier programs still open: every table is readable, every query answers the same, and work continues.
 
-`data/homes/` has them packed, with what that program answered; its README says how they were made. To add the homes of
-another day: PYTHONPATH=tests python tests/test_older_homes.py YYYY-MM-DD
+`data/homes/` contains them packed, with the answers of that program; its README describes how they were made. To add
+homes with a date: PYTHONPATH=tests python tests/test_older_homes.py YYYY-MM-DD
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from cdc_platform.tables import CDC_TABLES, STREAMS_DESCRIPTIONS_V2, TABLES, Tab
 
 RELEASES = sorted(path.name.removesuffix(".tar.xz") for path in PACKED.glob("*.tar.xz"))
 OLDEST = "2026-11"
-"""The release whose homes noted no time of a mark and wrote the times of partitions without a zone."""
+"""The release whose homes recorded no time of a mark and wrote partition times without a zone."""
 HOMES = {OLDEST: ("cluster", "first_format")}
 ALL_HOMES = ("cluster", "first_format", "logged")
 NEWER: Mapping[str, frozenset[str]] = {
@@ -53,9 +53,9 @@ NEWER: Mapping[str, frozenset[str]] = {
     ),
     "2026-11-28": frozenset({"platform.table_checks", "platform.verdict_counts"}),
 }
-"""The tables that were declared after the homes of a release were made, which therefore lack them."""
+"""The tables that were declared after a release's homes were made, so those homes do not have them."""
 WORDS = frozenset({"reason", "reasons", "detail", "blocked_by"})
-"""What is said in sentences, which may be said better."""
+"""Fields with sentences, whose wording may improve."""
 RENAMED = {
     "row_lies": "row_location",
     "stream_lies": "stream_location",
@@ -79,17 +79,17 @@ LISTS = (
     "forecast",
     "rows",
 )
-"""The names of lists in documents. When the answers were recorded, such a document was the list itself."""
+"""The names of lists in documents. When the answers were recorded, the list itself was the document."""
 BEFORE, BETWEEN, NOW, LATE = (
     "2026-09-01T00:00:00Z",
     "2026-11-01T10:00:00Z",
     "2026-11-01T14:00:15Z",
     "2026-11-01T14:05:00Z",
 )
-"""Before all generations, in the middle, before the first lease of the undecided switch ends, and after it."""
+"""Before all generations, in the middle, before the first lease of the undecided switch ends, and after that."""
 LATER = "2026-11-01T14:10:00Z"
 WATCHER = "watch"
-"""A consumer of the home `logged` that has read what there was before the last script."""
+"""A consumer of the home `logged` that has read everything before the last script."""
 LOG_ORDER = "`cdc$time`, `cdc$batch_seq_no`, `cdc$stream_id`"
 LOGGED, LOG_SUFFIX = ("shop.carts", "shop.visits", "tabs.sessions"), "_scylla_cdc_log"
 IMPORTED, UNDECIDED = "8d3f3f2e-3c61-4b0e-9a59-5a3f7c1de001", "@UNDECIDED@"
@@ -97,7 +97,7 @@ FIRST_FORMAT_NOW = "2026-10-02T10:05:00Z"
 SCRIPT = """UPDATE shop.carts SET count = 9 WHERE customer = 'ada' AND item = 1;
 INSERT INTO tabs.sessions (id, agent) VALUES (9, 'new');
 INSERT INTO shop.visits (page, seen, from_page) VALUES ('cart', 1, 'home');"""
-# The nodes whose joins wait in the cluster, as their files were.
+# The nodes whose joins are queued in the cluster, with their original files.
 WAITING = {
     6: ("66666666-6666-4666-8666-666666666666", [3_000_000_000_000_000_000, 9_000_000_000_000_000_000]),
     7: ("77777777-7777-4777-8777-777777777777", [-2_000_000_000_000_000_000]),
@@ -107,15 +107,15 @@ Question = tuple[str, str, tuple[str, ...]]
 QUESTION = ("home", "clock", "command")
 Answers = list[dict[str, Any]]
 Files = dict[str, int]
-"""When each file was last changed."""
+"""The time of each file's last change."""
 
 
 def questions() -> list[Question]:
-    """What is asked of each home: its name, the clock, the command. None of it starts a JVM."""
+    """Return the questions for each home: its name, the clock and the command. None of them starts a JVM."""
     explained = [
-        (at, at, *place)
+        (at, at, *lookup)
         for at in ("2026-10-05T00:00:00Z", "2026-11-01T09:01:04.999Z", "2026-11-01T09:01:05Z", NOW, LATE)
-        for place in (("--token", "42"), ("--token", "101"), ("--key", "0x616461", "--key", "0x00000001"))
+        for lookup in (("--token", "42"), ("--token", "101"), ("--key", "0x616461", "--key", "0x00000001"))
     ]
     explained += [(at, at, "--token", "-7", "--table", "tabs.sessions") for at in (BEFORE, BETWEEN, NOW, LATE)]
     explained += [
@@ -175,8 +175,8 @@ def questions_to(release: str) -> list[Question]:
     return [question for question in questions() if question[0] in homes_of(release)]
 
 
-def asked(homes: Path, question: Question) -> dict[str, Any]:
-    """What the program answers, in the form in which it is recorded."""
+def answer_of(homes: Path, question: Question) -> dict[str, Any]:
+    """Return the program's answer in the recorded form."""
     home, clock, command = question
     named = [undecided(homes / home) if word == UNDECIDED else word for word in command]
     answer = run("--home", homes / home, "--clock", clock, *named, "--json")
@@ -185,23 +185,23 @@ def asked(homes: Path, question: Question) -> dict[str, Any]:
 
 
 def lasting(document: Any) -> Any:
-    """A document without its sentences."""
+    """Return a document without its sentences."""
     if isinstance(document, dict):
         return {name: lasting(value) for name, value in document.items() if name not in WORDS}
     return [lasting(value) for value in document] if isinstance(document, list) else document
 
 
 def undecided(home: Path) -> str:
-    """The generation whose switch nobody has decided."""
-    (switch,) = [each for each in ask(home, NOW, "switch", "show") if each["phase"] == "preparing"]
+    """Return the generation whose switch is undecided."""
+    (switch,) = [switched for switched in ask(home, NOW, "switch", "show") if switched["phase"] == "preparing"]
     return switch["generation_id"]
 
 
 def rows_of(home: Path) -> dict[str, list[dict[str, Any]]]:
-    """The rows of every declared table that is there, in an order of their own."""
+    """Return the rows of every existing declared table, in a fixed order."""
     lake = Lake(home / "lake")
-    found = {name: lake.read(table).to_pylist() for name, table in TABLES.items() if lake.exists(table)}
-    return {name: sorted(map(_plain, rows), key=json.dumps) for name, rows in found.items()}
+    rows_by_table = {name: lake.read(table).to_pylist() for name, table in TABLES.items() if lake.exists(table)}
+    return {name: sorted(map(_plain, rows), key=json.dumps) for name, rows in rows_by_table.items()}
 
 
 def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
@@ -209,28 +209,28 @@ def _plain(row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def recorded(release: str) -> dict[str, Any]:
-    """What the program of that release answered, and the rows that it had."""
+    """Return the answers of that release's program, and the rows of its homes."""
     return json.loads((PACKED / f"{release}.json").read_text(encoding="utf-8"))
 
 
 def record(release: str) -> None:
-    """Write the answers of a release's homes, a row and an answer a line."""
+    """Record the answers of a release's homes, one row or answer per line."""
     with tempfile.TemporaryDirectory() as folder:
         homes = unpack(release, Path(folder))
-        answers = [asked(homes, question) for question in questions_to(release)]
+        answers = [answer_of(homes, question) for question in questions_to(release)]
         tables = {home: rows_of(homes / home) for home in homes_of(release)}
-    held = {
+    lines_by_table = {
         f"{home} {name}": [json.dumps(row) for row in rows]
         for home in homes_of(release)
         for name, rows in tables[home].items()
     }
-    listed = _lines(f"{json.dumps(name)}: [{_lines(rows)}]" for name, rows in held.items())
+    listed = _lines(f"{json.dumps(name)}: [{_lines(rows)}]" for name, rows in lines_by_table.items())
     text = f'{{"answers": [{_lines(json.dumps(answer) for answer in answers)}],\n"tables": {{{listed}}}}}\n'
     (PACKED / f"{release}.json").write_text(text, encoding="utf-8")
 
 
 def pack(release: str) -> None:
-    """Build the homes of today's program, pack them, and record what they answer."""
+    """Build the homes of the current program, pack them, and record their answers."""
     with tempfile.TemporaryDirectory() as folder:
         built = Path(folder)
         (built / "homes").mkdir()
@@ -243,7 +243,7 @@ def pack(release: str) -> None:
         assert ask(built / "homes" / "logged", NOW, "consume", "shop.visits", "--name", WATCHER)["rows"] == 2
         ask(built / "homes" / "logged", NOW, "cql", "run", script, "--apply")
         for home in ALL_HOMES:
-            command_on(built / "homes" / home, NOW, "generations")  # which marks the home with its layout
+            command_on(built / "homes" / home, NOW, "generations")  # this marks the home with its layout
         with tarfile.open(PACKED / f"{release}.tar.xz", "w:xz") as packed:
             for home in ALL_HOMES:
                 packed.add(built / "homes" / home, home)
@@ -256,31 +256,31 @@ def _lines(entries: Iterable[str]) -> str:
 
 @pytest.fixture(scope="module", params=RELEASES)
 def release(request: pytest.FixtureRequest) -> str:
-    """A release of which there are homes."""
+    """Return a release with packed homes."""
     return request.param
 
 
 @pytest.fixture(scope="module")
 def homes(release: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The homes of the release, unpacked once and only looked at."""
+    """Return the release's homes, unpacked once and used without writes."""
     return unpack(release, tmp_path_factory.mktemp("older") / release)
 
 
 @pytest.fixture(scope="module")
 def looked(homes: Path) -> tuple[Answers, Files, Files]:
-    """What the homes answer to all questions, and their files before and after."""
+    """Return the homes' answers to all questions, and their files before and after."""
     before = _files(homes)
-    return [asked(homes, question) for question in questions_to(homes.name)], before, _files(homes)
+    return [answer_of(homes, question) for question in questions_to(homes.name)], before, _files(homes)
 
 
 @pytest.fixture
 def cluster(homes: Path, tmp_path: Path) -> Path:
-    """A copy of the larger home, to work on."""
+    """Return a copy of the larger home for tests that write."""
     return shutil.copytree(homes / "cluster", tmp_path / "cluster")
 
 
 def ask(home: Path, clock: str, *command: str | Path) -> Any:
-    """The document that a command answers with, or the list in it; it has to succeed."""
+    """Run a command that must succeed; return its document, or the list in it."""
     answer = command_on(home, clock, *command, "--json")
     assert answer.exit_code == 0, answer.stderr
     return rows_of_document(answer.json)
@@ -292,19 +292,21 @@ def command_on(home: Path, clock: str, *command: str | Path) -> Answer:
 
 
 def test_every_declared_table_is_in_them(release: str, homes: Path) -> None:
-    """A table that these homes lack was declared later, and is named as newer; a new one needs a new home."""
+    """A table missing from these homes must be listed as newer; a new table needs a new home."""
     filled = {name for home in homes_of(release) for name, rows in rows_of(homes / home).items() if rows}
     assert set(TABLES) - filled == NEWER[release]
 
 
 def test_every_table_is_read_as_it_was_written(release: str, homes: Path) -> None:
-    """All rows, by every column that there was then; and no table is there that was not."""
-    rows = {f"{home} {name}": each for home in homes_of(release) for name, each in rows_of(homes / home).items()}
+    """The homes have exactly the recorded tables, with all rows in every column of that time."""
+    rows = {
+        f"{home} {name}": table_rows for home in homes_of(release) for name, table_rows in rows_of(homes / home).items()
+    }
     then = recorded(release)["tables"]
     assert set(rows) == set(then)
-    for name, known in then.items():
-        columns = set(known[0]) if known else set()
-        assert [{k: v for k, v in row.items() if k in columns} for row in rows[name]] == known, name
+    for name, old_rows in then.items():
+        columns = set(old_rows[0]) if old_rows else set()
+        assert [{k: v for k, v in row.items() if k in columns} for row in rows[name]] == old_rows, name
 
 
 def _label(question: Question) -> str:
@@ -314,21 +316,21 @@ def _label(question: Question) -> str:
 
 @pytest.mark.parametrize("question", questions(), ids=[_label(question) for question in questions()])
 @pytest.mark.long("a command as a whole process")
-def test_it_answers_as_it_did(release: str, looked: tuple[Answers, Files, Files], question: Question) -> None:
-    """Everything that only looks says what it said, with the same exit code; fields may have come since."""
+def test_recorded_answers_are_unchanged(release: str, looked: tuple[Answers, Files, Files], question: Question) -> None:
+    """Every read-only command gives the recorded answer and exit code; later fields are ignored."""
     if question[0] not in homes_of(release):
         pytest.skip(f"{release} has no home {question[0]}")
     asked_then = [question[0], question[1], list(question[2])]
-    (answer,) = [each for each in looked[0] if [each[name] for name in QUESTION] == asked_then]
-    (then,) = [each for each in recorded(release)["answers"] if [each[name] for name in QUESTION] == asked_then]
+    (answer,) = [reply for reply in looked[0] if [reply[name] for name in QUESTION] == asked_then]
+    (then,) = [reply for reply in recorded(release)["answers"] if [reply[name] for name in QUESTION] == asked_then]
     if release == OLDEST and answer["command"] == ["expire", "--dry-run"]:
-        then = then | {"answer": [unmarked(each, answer["clock"]) for each in then["answer"]]}
+        then = then | {"answer": [unmarked(plan, answer["clock"]) for plan in then["answer"]]}
     then = lasting(renamed(then))
     assert of_then(answer, then) == then
 
 
 def unmarked(planned: dict[str, Any], clock: str) -> dict[str, Any]:
-    """A plan of then by the rule that the grace time counts from a mark: of these homes nobody noted when that was."""
+    """Return a recorded plan by the current rule: the grace period starts at a mark, which they do not record."""
     now_ms = parse_time_ms(clock)
     expired = None if planned["expired"] is None else parse_time_ms(planned["expired"])
     removable = None if expired is None else format_ms(max(expired, now_ms) + HOUR_MS)
@@ -337,7 +339,7 @@ def unmarked(planned: dict[str, Any], clock: str) -> dict[str, Any]:
 
 
 def renamed(document: Any) -> Any:
-    """A recorded document with the names of today; the refusal of writes to the past had two codes."""
+    """Return a recorded document with current names; the refusal of writes to the past had two codes."""
     if isinstance(document, dict):
         entries = {RENAMED.get(name, name): renamed(value) for name, value in document.items()}
         return entries | {"verdict": "PAST"} if entries.get("verdict") == "EARLIER" else entries
@@ -345,13 +347,13 @@ def renamed(document: Any) -> Any:
 
 
 def rows_of_document(document: Any) -> Any:
-    """The list that a document is about; a document about one thing as it is."""
+    """Return the list that a document is about, or the document itself."""
     name = next((name for name in LISTS if isinstance(document, dict) and isinstance(document.get(name), list)), None)
     return document if name is None else document[name]
 
 
 def of_then(now: Any, then: Any) -> Any:
-    """A document of now in the fields that the one of then has."""
+    """Return the current document with only the fields of the recorded one."""
     if isinstance(now, dict) and isinstance(then, list):
         return of_then(rows_of_document(now), then)
     if isinstance(now, dict) and isinstance(then, dict):
@@ -361,7 +363,7 @@ def of_then(now: Any, then: Any) -> Any:
     return now
 
 
-def test_looking_leaves_a_home_as_it_is(looked: tuple[Answers, Files, Files]) -> None:
+def test_questions_change_no_file(looked: tuple[Answers, Files, Files]) -> None:
     """No question writes a file."""
     _, before, after = looked
     assert before
@@ -372,16 +374,16 @@ def _files(folder: Path) -> Files:
     return {str(path): path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file()}
 
 
-def test_a_consumer_goes_on(release: str, homes: Path, tmp_path: Path) -> None:
-    """It reads what it had not read, and then there is nothing more."""
+def test_consumer_continues(release: str, homes: Path, tmp_path: Path) -> None:
+    """A consumer reads what it had not read, and then finds nothing more."""
     if "logged" not in homes_of(release):
         pytest.skip(f"{release} has no home logged")
     home = shutil.copytree(homes / "logged", tmp_path / "home")
     assert [ask(home, LATER, "consume", "shop.visits", "--name", WATCHER)["rows"] for _ in range(2)] == [4, 0]
 
 
-def test_consumers_go_on_over_a_switch(release: str, cluster: Path) -> None:
-    """They read what they had not read, over a switch and a split, and then there is nothing more."""
+def test_consumers_continue_over_a_switch(release: str, cluster: Path) -> None:
+    """Consumers read what they had not read, over a switch and a split, and then find nothing more."""
     if release != OLDEST:
         pytest.skip("its home `cluster` was copied table by table, without the commits of consumers")
     for table, name, rows in (("shop.carts", "audit", 7), ("tabs.sessions", "feed", 2)):
@@ -389,8 +391,8 @@ def test_consumers_go_on_over_a_switch(release: str, cluster: Path) -> None:
         assert ask(cluster, NOW, "consume", table, "--name", name)["rows"] == 0
 
 
-def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hour that was left out is copied by the job, and its consumer stands behind the one that was there."""
+def test_hourly_copies_continue(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job copies the hour that was missing, and its consumer's position then follows the existing hours."""
     from dagster import DagsterInstance
 
     from cdc_platform.clock import Clock, parse_time_us
@@ -400,9 +402,9 @@ def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
     def position() -> str:
         return next(
-            each["position"]
-            for each in ask(cluster, NOW, "consumers")
-            if (each["name"], each["table_name"]) == ("hourly", "carts")
+            consumer["position"]
+            for consumer in ask(cluster, NOW, "consumers")
+            if (consumer["name"], consumer["table_name"]) == ("hourly", "carts")
         )
 
     monkeypatch.setenv(HOME_VARIABLE, str(cluster))
@@ -420,7 +422,7 @@ def test_hours_go_on(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_an_undecided_switch_can_be_decided(cluster: Path) -> None:
-    """The answers that are there count: the others acknowledge, and it is committed."""
+    """The recorded acknowledgements count: once the other nodes acknowledge, the switch is committed."""
     generation = undecided(cluster)
     missing = ask(cluster, NOW, "switch", "show", generation)["missing"]
     assert len(missing) == 3
@@ -431,20 +433,20 @@ def test_an_undecided_switch_can_be_decided(cluster: Path) -> None:
 
 
 def test_first_format_generations_are_rewritten(homes: Path, tmp_path: Path) -> None:
-    """The cluster that was not upgraded can be: what has a description is published, and every node marked."""
+    """A cluster that was not upgraded can be: generations with a description are published and every node is marked."""
     home = shutil.copytree(homes / "first_format", tmp_path / "home")
-    before = {each["time"] for each in ask(home, FIRST_FORMAT_NOW, "generations")}
-    actions = {each["time"]: each["action"] for each in ask(home, FIRST_FORMAT_NOW, "rewrite")}
+    before = {generation["time"] for generation in ask(home, FIRST_FORMAT_NOW, "generations")}
+    actions = {decision["time"]: decision["action"] for decision in ask(home, FIRST_FORMAT_NOW, "rewrite")}
     rewritten = {time for time, action in actions.items() if action == "rewrite"}
     assert rewritten
     assert {"missing-data"} <= set(actions.values())
-    assert before | rewritten <= {each["time"] for each in ask(home, FIRST_FORMAT_NOW, "generations")}
+    assert before | rewritten <= {generation["time"] for generation in ask(home, FIRST_FORMAT_NOW, "generations")}
     assert all(ask(home, FIRST_FORMAT_NOW, "streams", time) for time in rewritten)
     assert ask(home, FIRST_FORMAT_NOW, "rewrite") == []
 
 
 def test_times_of_partitions_stay_valid(release: str, cluster: Path) -> None:
-    """A published generation that is written once more beside those of then: the same rows, and clean."""
+    """A published generation written again beside the earlier ones has the same rows and verifies."""
     lake = Lake(cluster / "lake")
     before, old = rows_of(cluster), set(_partition_times(lake))
     assert {value.endswith("Z") for value in old} == {release != OLDEST}
@@ -458,18 +460,22 @@ def test_times_of_partitions_stay_valid(release: str, cluster: Path) -> None:
     assert set(_partition_times(lake)) == old | {spelt}
     assert (spelt in old) == (release != OLDEST)
     assert rows_of(cluster) == before
-    assert not [each for each in verify_tables(lake, deep=True) if each.damage or each.unexpected]
+    assert not [
+        verification
+        for verification in verify_tables(lake, deep=True)
+        if verification.damage or verification.unexpected
+    ]
 
 
 def _partition_times(lake: Lake) -> list[str]:
-    """How Delta's log writes the times of all files that the table ever had."""
+    """Return the times of all files that the table ever had, as Delta's log writes them."""
     log = sorted(Path(lake.path(STREAMS_DESCRIPTIONS_V2), "_delta_log").glob("*.json"))
     actions = [json.loads(line) for file in log for line in file.read_text(encoding="utf-8").splitlines()]
     return [action["add"]["partitionValues"]["time"] for action in actions if "add" in action]
 
 
 def waiting_node(number: int, folder: Path) -> Path:
-    """The file of a node whose join waits in the cluster."""
+    """Write the file of a node whose join is queued in the cluster."""
     host_id, tokens = WAITING[number]
     node = node_fields(number, host_id=host_id, address=f"127.0.0.{number}", rack=f"r{number}", tokens=tokens)
     path = folder / f"node{number}.json"
@@ -480,7 +486,7 @@ def waiting_node(number: int, folder: Path) -> Path:
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_joins_are_finished(release: str, cluster: Path, tmp_path: Path) -> None:
-    """The join whose switch is undecided ends, then the one behind it; every invariant holds."""
+    """The join with the undecided switch completes, then the next one, and every check passes."""
     generation = undecided(cluster)
     joined = ask(cluster, NOW, "bootstrap", waiting_node(6, tmp_path), "--run")
     assert joined["generation_id"] == generation
@@ -496,12 +502,12 @@ def test_joins_are_finished(release: str, cluster: Path, tmp_path: Path) -> None
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_kept_logs_go_on(cluster: Path, tmp_path: Path) -> None:
-    """New rows come behind the old ones, with what an earlier script left as their preimage, also in tablets."""
+    """New rows follow the old ones and have an earlier script's rows as their preimages, also with tablets."""
     script = tmp_path / "script.cql"
     script.write_text(SCRIPT, encoding="utf-8")
     before = {name: logged(cluster, name) for name in ("shop.carts", "tabs.sessions")}
     statements = ask(cluster, NOW, "cql", "run", script, "--apply")["statements"]
-    assert [each["accepted"] for each in statements] == [True] * 3
+    assert [statement["accepted"] for statement in statements] == [True] * 3
     assert [(row["cdc$operation"], row["count"]) for row in statements[0]["rows"]] == [(0, 3), (1, 9)]
     for name, rows in before.items():
         after = logged(cluster, name)
@@ -512,7 +518,7 @@ def test_kept_logs_go_on(cluster: Path, tmp_path: Path) -> None:
 
 
 def logged(home: Path, table: str) -> list[dict[str, Any]]:
-    """The rows of a table's log."""
+    """Return the rows of a table's log."""
     return ask(home, NOW, "sql", f"SELECT * FROM {table}_scylla_cdc_log ORDER BY `cdc$timestamp`, `cdc$batch_seq_no`")
 
 
@@ -534,8 +540,8 @@ if __name__ == "__main__":
         pack(name)
 
 
-def test_comments_of_then_stay(cluster: Path) -> None:
-    """Tables whose comments have since been reworded are used as they are: no write changes their metadata."""
+def test_earlier_comments_stay(cluster: Path) -> None:
+    """Tables with comments of earlier wording are used unchanged: no write changes their metadata."""
     lake = Lake(cluster / "lake")
     before = {name: _metadata(lake, table) for name, table in TABLES.items() if lake.exists(table)}
     declared = {name: _declared_comments(TABLES[name]) for name in before}

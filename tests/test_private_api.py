@@ -1,4 +1,4 @@
-"""Private API of Dagster: how much of it is imported and where, and that what else is relied on is as it was."""
+"""Private API of Dagster: how much of it is imported and where, and that its relied-on behaviour is unchanged."""
 
 from __future__ import annotations
 
@@ -49,19 +49,19 @@ print(server._mp_ctx.get_start_method())
 
 
 def is_private(module: str) -> bool:
-    """Whether a module is part of Dagster and not of its public API."""
+    """Return True if a module belongs to Dagster and not to its public API."""
     top, *below = module.split(".")
     return top in ("dagster", "dagster_shared", "dagster_webserver", "dagster_pyspark") and below != []
 
 
 def sources() -> list[Path]:
-    """The modules of the product."""
+    """Return the modules of the product."""
     return sorted(path for name in ("cdc_platform", "assets", "resources") for path in (ROOT / name).rglob("*.py"))
 
 
 def private_imports() -> list[tuple[str, str]]:
-    """Each import of private API in the product: the file and the module that it imports from."""
-    found = []
+    """Return each import of private API in the product: the file and the module that it imports from."""
+    private = []
     for path in sorted(
         path for name in ("cdc_platform", "assets", "resources") for path in (ROOT / name).rglob("*.py")
     ):
@@ -72,15 +72,15 @@ def private_imports() -> list[tuple[str, str]]:
                 modules = [alias.name for alias in node.names]
             else:
                 continue
-            found += [(str(path.relative_to(ROOT)), module) for module in modules if is_private(module)]
-    return found
+            private += [(str(path.relative_to(ROOT)), module) for module in modules if is_private(module)]
+    return private
 
 
 def test_few_modules_import_private_api() -> None:
-    """At most six imports in at most three modules; no module of it is named in a string either."""
-    found = private_imports()
-    assert 0 < len(found) <= MOST_IMPORTS, found
-    assert len({path for path, _ in found}) <= MOST_MODULES, found
+    """At most three modules import private API, at most six times, and no string names a private module."""
+    private = private_imports()
+    assert 0 < len(private) <= MOST_IMPORTS, private
+    assert len({path for path, _ in private}) <= MOST_MODULES, private
     named = [
         (path.name, node.value)
         for path in sources()
@@ -90,8 +90,8 @@ def test_few_modules_import_private_api() -> None:
     assert named == []
 
 
-def test_the_page_of_the_ui_is_made_as_before() -> None:
-    """The context takes what `serving.ui` gives it, and the page is made of a context, a prefix and a pace."""
+def test_parameters_of_the_ui_page() -> None:
+    """The UI's context has the parameters that `server.ui` passes; its page takes a context, a prefix and a rate."""
     context = inspect.signature(WorkspaceProcessContext).parameters
     assert {"instance", "workspace_load_target", "version", "read_only"} <= set(context)
     page = list(inspect.signature(create_app_from_workspace_process_context).parameters)
@@ -101,7 +101,7 @@ def test_the_page_of_the_ui_is_made_as_before() -> None:
 
 @pytest.mark.long("a process that imports Dagster's code server, twice")
 def test_runs_are_forked_from_a_process_that_has_imported_them() -> None:
-    """The code server takes the context that `serving.code` puts under the name of Dagster's choice."""
+    """The code server takes the context that `server.code_server` sets under the name of Dagster's choice."""
 
     def starts_by(how: str) -> str:
         command = [sys.executable, "-c", _STARTS_RUNS, how]
@@ -111,7 +111,7 @@ def test_runs_are_forked_from_a_process_that_has_imported_them() -> None:
 
 
 def test_opening_the_storage_again_loads_no_migrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dagster compares each database with scripts that it gets from `ScriptDirectory.from_config`."""
+    """Opening the storage again loads no migration scripts by `ScriptDirectory.from_config`."""
     load, loads = ScriptDirectory.from_config, list[str]()
 
     def count_loads(config: Config) -> ScriptDirectory:
@@ -132,7 +132,7 @@ def test_opening_the_storage_again_loads_no_migrations(tmp_path: Path, monkeypat
 def test_a_run_that_ended_during_an_outage_is_reported_after_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The thread of Dagster's code server that looks for ended runs survives an unreadable storage."""
+    """The thread of Dagster's code server that reports ended runs survives an unreadable storage."""
     monkeypatch.setattr(DagsterApiServer, "_check_for_orphaned_runs", DagsterApiServer._check_for_orphaned_runs)
     report_ended_runs_after_outages()
     run = DagsterRun(job_name="join", run_id=make_new_run_id(), status=DagsterRunStatus.STARTED)
@@ -142,14 +142,14 @@ def test_a_run_that_ended_during_an_outage_is_reported_after_it(
     history, away = tmp_path / "history", tmp_path / "away"
     history.rename(away)
     history.touch()
-    ended = multiprocessing.get_context("fork").Process(target=int)
-    ended.start()
-    ended.join(60)
+    process = multiprocessing.get_context("fork").Process(target=int)
+    process.start()
+    process.join(60)
     over = threading.Event()
     server: Any = DagsterApiServer(over, logging.getLogger(), FuturesAwareThreadPoolExecutor(1))
     try:
         with server._execution_lock:
-            server._executions[run.run_id] = (ended, ref)
+            server._executions[run.run_id] = (process, ref)
             server._termination_events[run.run_id] = threading.Event()
         await_true(lambda: "Runs that have ended cannot be reported yet" in caplog.text, 60, "a look that fails")
         history.unlink()
@@ -165,24 +165,24 @@ def test_a_run_that_ended_during_an_outage_is_reported_after_it(
 
 
 def test_launches_pass_the_methods_that_tag_them() -> None:
-    """`serving.clicks` replaces these two of an instance; `test_ui` launches a run and a backfill through them."""
+    """The methods that `server.ui_audit` replaces exist; `test_ui` launches a run and a backfill through them."""
     assert list(inspect.signature(DagsterInstance.submit_run).parameters) == ["self", "run_id", "workspace"]
     assert list(inspect.signature(DagsterInstance.add_backfill).parameters) == ["self", "partition_backfill"]
 
 
 def test_a_check_result_takes_its_target() -> None:
-    """It is of the type that the constructor wants, and the storage filters results by a partition."""
+    """The constructor accepts the target's type, and the storage filters results by partition."""
     target = AssetCheckEvaluationTargetMaterializationData(storage_id=1, run_id="", timestamp=0.0)
-    made = AssetCheckEvaluation(
+    evaluation = AssetCheckEvaluation(
         asset_key=AssetKey("a"), check_name="b", passed=True, metadata={}, target_materialization_data=target
     )
-    assert made.target_materialization_data == target
+    assert evaluation.target_materialization_data == target
     assert PartitionKeyFilter(key="p").key == "p"
     assert "partition_filter" in inspect.signature(EventLogStorage.get_latest_asset_check_execution_by_key).parameters
 
 
 def test_tags_are_those_that_dagster_reads() -> None:
-    """What events, runs and outputs are marked with, as Dagster spells it."""
+    """The tags of events, runs and outputs are spelled as in Dagster."""
     assert data_versions.DATA_VERSION_TAG == data_version.DATA_VERSION_TAG
     assert data_versions.USER_PROVIDED_TAG == data_version.DATA_VERSION_IS_USER_PROVIDED_TAG
     assert data_versions.CODE_VERSION_TAG == data_version.CODE_VERSION_TAG

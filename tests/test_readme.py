@@ -1,4 +1,4 @@
-"""The documents are true: the README's commands run as written, in order; links lead somewhere, lists are complete."""
+"""The documents are true: the README's commands run as written, in order; links resolve, and lists are complete."""
 
 from __future__ import annotations
 
@@ -30,29 +30,29 @@ DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs
 
 
 def text_of(name: str) -> str:
-    """A document of the project."""
+    """Return the text of a document of the project."""
     return (ROOT / name).read_text(encoding="utf-8")
 
 
 def blocks(text: str, language: str) -> list[str]:
-    """The fenced blocks of a language, also those within the steps of a list."""
-    found = re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL)
-    return [textwrap.dedent(block) for block in found]
+    """Return the fenced blocks of a language, including those within list items."""
+    matched = re.findall(rf"^ *```{language}\n(.*?)^ *```$", text, flags=re.MULTILINE | re.DOTALL)
+    return [textwrap.dedent(block) for block in matched]
 
 
 def checks_of(invariants: Sequence[str]) -> dict[str, Any]:
-    """The checks of the model of a summary of these, by name."""
+    """Return the checks of the summary model of these invariants, by name."""
     return {check.name: check for check in summary_model(tuple(invariants)).checks}
 
 
 def commands() -> list[str]:
-    """The commands of the README, in order; blocks marked `sh` run for longer than a test may."""
+    """Return the commands of the README, in order; blocks marked `sh` run longer than a test may."""
     lines = [line for block in blocks(text_of("README.md"), "console") for line in block.splitlines()]
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
 
 
 def test_the_first_two_commands_come_first() -> None:
-    """A newcomer finds the demo and the tests before anything else."""
+    """The README shows the demo and the tests before anything else."""
     typed = re.findall(r"^(?:\$ )?(make \w+)$", text_of("README.md"), flags=re.MULTILINE)
     assert typed[:2] == ["make demo", "make test"]
     readme = text_of("README.md")
@@ -60,9 +60,9 @@ def test_the_first_two_commands_come_first() -> None:
 
 
 def clone(folder: Path) -> None:
-    """Make a folder look like a clone in which everything is installed already.
+    """Make a folder look like a clone with a complete installation.
 
-    What is installed must not be older than what it is installed from, or `make` would install from this folder.
+    The installation must not be older than its sources, or `make` would install from this folder.
     """
     for name in (".venv", "docs", "Makefile"):
         (folder / name).symlink_to(ROOT / name)
@@ -76,9 +76,9 @@ def clone(folder: Path) -> None:
 @pytest.mark.skipif(not (ROOT / ".venv" / ".installed").exists(), reason="the README's commands need make .venv")
 @pytest.mark.long("all that the README tells to type, with a process for each line")
 def test_the_tour_runs_as_written(tmp_path: Path, server: ConnectServer) -> None:
-    """Every command of the README works when it is typed as it stands, one after the other, from the project's root."""
+    """Every command of the README works as typed, one after the other, from the project's root."""
     clone(tmp_path)
-    env = {**os.environ, **server.environment}  # one warm Spark for all of them: the embedded one has tests of its own
+    env = {**os.environ, **server.environment}  # one warm Spark for all of them: the embedded one has its own tests
     env.pop("CDC_PLATFORM_HOME", None)
     printed = []
     for command in commands():
@@ -91,15 +91,15 @@ def test_the_tour_runs_as_written(tmp_path: Path, server: ConnectServer) -> None
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_links_lead_somewhere(document: Path) -> None:
-    """Every relative link and picture of a document is there."""
+def test_links_resolve(document: Path) -> None:
+    """Every relative link and picture of a document exists."""
     links = re.findall(r"\]\(([^)#]+)\)", document.read_text(encoding="utf-8"))
     relative = [link for link in links if "://" not in link]
     assert [link for link in relative if not (document.parent / link).exists()] == []
 
 
 def documented_commands(text: str) -> list[list[str]]:
-    """The words of each command that a document shows: lines of blocks, and inline code that begins with a command."""
+    """Return the words of each command that a document shows, in blocks or in inline code."""
     lines = re.findall(r"^ *(?:\$ )?(?:\.venv/bin/)?cdc-platform (.+)$", text, flags=re.MULTILINE)
     spans = [span.removeprefix("cdc-platform ") for span in re.findall(r"`([^`\n]+)`", text)]
     lines += [span for span in spans if span.partition(" ")[0] in COMMANDS and " " in span]
@@ -107,7 +107,7 @@ def documented_commands(text: str) -> list[list[str]]:
 
 
 def unknown_words(words: Sequence[str]) -> list[str]:
-    """The subcommands and options among the words of a command that the program does not have."""
+    """Return the subcommands and options in a command's words that the program does not have."""
     command: click.Command = program
     flags = {"--help": True, "--version": True}
     unknown, is_value = [], False
@@ -121,65 +121,67 @@ def unknown_words(words: Sequence[str]) -> list[str]:
             unknown += [word] if name not in flags else []
             is_value = not flags.get(name, True) and "=" not in word
         elif isinstance(command, click.Group) and re.fullmatch(r"[a-z][a-z-]*", word):
-            found = command.get_command(click.Context(command), word)
-            unknown += [word] if found is None else []
-            command = command if found is None else found
+            subcommand = command.get_command(click.Context(command), word)
+            unknown += [word] if subcommand is None else []
+            command = command if subcommand is None else subcommand
     return unknown
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
 def test_documented_options_exist(document: Path) -> None:
-    """Every option in a command that a document shows is one of that command or of the program."""
-    shown = documented_commands(document.read_text(encoding="utf-8"))
-    wrong = {" ".join(words): unknown for words in shown if (unknown := unknown_words(words))}
+    """Every option in a documented command is an option of that command or of the program."""
+    documented = documented_commands(document.read_text(encoding="utf-8"))
+    wrong = {" ".join(words): unknown for words in documented if (unknown := unknown_words(words))}
     assert wrong == {}
 
 
 def test_documented_options_are_found() -> None:
-    """The reader of documents sees commands in blocks and in text, and an option that a command does not have."""
+    """The parser of documents finds commands in blocks and in text, and unknown options and subcommands."""
     block = "```console\n$ cdc-platform --home x tables add ks.t --tll 1\n```\n"
     text = block + "Use `import --mend`, `consumers forget x` or `status`."
     assert [unknown_words(words) for words in documented_commands(text)] == [["--tll"], ["--mend"], ["forget", "x"]]
 
 
-def test_no_picture_is_left_over() -> None:
+def test_every_picture_is_used() -> None:
     """Every picture is shown by a document."""
-    shown = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
-    assert [path.name for path in (ROOT / "docs" / "images").glob("*.png") if path.name not in shown] == []
+    texts = "".join(path.read_text(encoding="utf-8") for path in DOCUMENTS)
+    assert [path.name for path in (ROOT / "docs" / "images").glob("*.png") if path.name not in texts] == []
 
 
 def test_every_command_is_documented() -> None:
-    """The command line's page has a row for each command, and none for one that is not there."""
+    """The page of the command line has a row for each command, and no others."""
     rows = re.findall(r"^\| `(\w[\w-]*)[^`]*` \|", text_of("docs/command-line.md"), flags=re.MULTILINE)
     assert set(rows) == set(COMMANDS) - {"completion"}
 
 
 def test_every_invariant_is_documented() -> None:
-    """A row in the page of its family, in the words of the model's check; generations' in the order of judging."""
+    """Each family's page has a row per invariant in the words of the model's check; generations' in judging order."""
     for family in INVARIANT_FAMILIES:
-        told = {str(name): check.description for name, check in checks_of(family.invariants).items()}
+        descriptions = {str(name): check.description for name, check in checks_of(family.invariants).items()}
         page = text_of(family.page)
-        assert list(told) == list(family.invariants)
-        assert [name for name, said in told.items() if f"\n| `{name}` | {said}" not in page] == [], family.page
+        assert list(descriptions) == list(family.invariants)
+        assert [
+            name for name, description in descriptions.items() if f"\n| `{name}` | {description}" not in page
+        ] == [], family.page
     rows = re.findall(r"^\| `(\w+)` \|", text_of("docs/generations.md"), flags=re.MULTILINE)
     assert [row for row in rows if row in GENERATION_INVARIANTS] == list(GENERATION_INVARIANTS)
 
 
 def test_every_table_is_documented() -> None:
-    """The model's page says of each table what it holds, and of none that is not there."""
+    """The page of the model describes exactly the existing tables."""
     rows = re.findall(r"^\| (`\w+\.\w+`(?:, `\w+\.\w+`)*) \|", text_of("docs/generations.md"), flags=re.MULTILINE)
     named = set(re.findall(r"\w+\.\w+", " ".join(rows)))
     assert named - {"KS.T_scylla_cdc_log"} == set(TABLES)
 
 
 def test_documented_settings_are_the_defaults() -> None:
-    """The settings file that the operator's page shows is what holds without one."""
+    """The settings file on the operator's page equals the defaults."""
     (block,) = blocks(text_of("docs/operating.md"), "toml")
-    assert tomllib.loads(block) == json.loads(json.dumps(asdict(Settings())))  # TOML and JSON have lists only
+    assert tomllib.loads(block) == json.loads(json.dumps(asdict(Settings())))  # TOML and JSON have lists but no tuples
 
 
 def test_documented_node_can_join() -> None:
-    """The node that the documents describe is one that `bootstrap` takes."""
+    """`bootstrap` accepts the node that the documents describe."""
     (block,) = blocks(text_of("docs/command-line.md"), "json")
     assert parse_join_request(block).num_tokens == 256
     assert parse_join_request(text_of("docs/examples/node.json")).num_tokens == 256

@@ -1,4 +1,4 @@
-"""How the platform's processes go about their work: when they look for garbage, and with which threads."""
+"""The runtime settings of the platform's processes: garbage collection and threads."""
 
 from __future__ import annotations
 
@@ -50,10 +50,10 @@ main()
 
 
 @pytest.mark.parametrize(("said", "due"), [(None, "1"), ("3", "3")])
-def test_a_command_has_no_threads_that_multiply_matrices(
+def test_command_limits_threads_of_openblas(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, said: str | None, due: str
 ) -> None:
-    """It is said before numpy is loaded; who has said something else is heard."""
+    """The thread setting is in the environment before numpy loads, and a user's own value wins."""
     monkeypatch.delenv(BLAS_THREADS_VARIABLE, raising=False)
     if said is not None:
         monkeypatch.setenv(BLAS_THREADS_VARIABLE, said)
@@ -63,8 +63,8 @@ def test_a_command_has_no_threads_that_multiply_matrices(
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="by /proc")
-def test_openblas_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the name that the setting has, a process that loads numpy has the one thread."""
+def test_openblas_uses_the_setting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the setting under this name a process that loads numpy has one thread."""
     counts = "import os, numpy; print(len(os.listdir('/proc/self/task')))"
     command = [
         sys.executable,
@@ -76,19 +76,19 @@ def test_openblas_hears_it(monkeypatch: pytest.MonkeyPatch) -> None:
     assert done.stdout == "1\n"
 
 
-def test_what_is_imported_is_not_looked_at() -> None:
-    """In the block nothing is looked for; behind it what is there is left alone, and new garbage is found again."""
+def test_imported_objects_are_not_collected() -> None:
+    """No garbage collection runs in the block; afterwards existing objects are frozen and new garbage is collected."""
     done = subprocess.run([sys.executable, "-c", _SEEN], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True", "True"]
 
 
-def test_a_block_in_another_one_does_not_end_it() -> None:
-    """Who serves imports the code location, which is such a block itself."""
+def test_nested_block_does_not_end_the_outer_one() -> None:
+    """A nested block does not end the outer one, as when a server imports the code location."""
     done = subprocess.run([sys.executable, "-c", _WITHIN], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["False", "True"]
 
 
-def test_a_block_that_fails_leaves_it_on() -> None:
-    """Code that does not load is for Dagster to tell, in a process that goes on."""
+def test_failed_block_restores_garbage_collection() -> None:
+    """After a failed import garbage collection is on again, since the process continues."""
     done = subprocess.run([sys.executable, "-c", _FAILS], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["True"]

@@ -1,4 +1,4 @@
-"""Settings of a home: what is read, what earlier versions had, what is refused."""
+"""Settings of a home: valid ones, settings of earlier versions, and refused ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cdc_platform.storage import parse_path
 
 
 def test_a_home_of_an_earlier_version_still_opens(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """A setting that is gone changes nothing and is named in a warning; the others of the file hold."""
+    """A removed setting changes nothing and causes a warning; the file's other settings apply."""
     path = tmp_path / "settings.toml"
     path.write_text("generation_retry_ms = 5000\nring_delay_ms = 7\n", encoding="utf-8")
     with caplog.at_level(logging.WARNING):
@@ -23,8 +23,8 @@ def test_a_home_of_an_earlier_version_still_opens(tmp_path: Path, caplog: pytest
     assert caplog.messages == [f"{path}: generation_retry_ms is no longer a setting and changes nothing; remove it"]
 
 
-def test_a_setting_that_never_was_is_refused(tmp_path: Path) -> None:
-    """A misspelt setting would otherwise silently be the default."""
+def test_unknown_setting_is_refused(tmp_path: Path) -> None:
+    """An unknown key is refused, since a misspelt setting would otherwise silently be the default."""
     path = tmp_path / "settings.toml"
     path.write_text("ring_delay = 7\n", encoding="utf-8")
     with pytest.raises(InputError, match="ring_delay: Extra inputs are not permitted; remove the key"):
@@ -32,7 +32,7 @@ def test_a_setting_that_never_was_is_refused(tmp_path: Path) -> None:
 
 
 def test_owners_are_teams_and_addresses(tmp_path: Path) -> None:
-    """A list of them is read; anything else is refused with its place and the key, as is an empty list."""
+    """A list of teams and addresses is read; anything else, also an empty list, is refused by position and key."""
     path = tmp_path / "settings.toml"
     path.write_text('owners = ["team:data-platform", "ada@example.com"]\n', encoding="utf-8")
     assert load_settings(parse_path(path)).owners == ("team:data-platform", "ada@example.com")

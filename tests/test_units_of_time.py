@@ -1,4 +1,4 @@
-"""Times keep their units: the type checker refuses a mix, and the clock alone converts."""
+"""Times have units: the type checker refuses to mix them, and only the clock module converts them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ COUNTS = {
     "write_model._MAX_SEARCHED": "rows that are searched",
     "collector.MAX_LOGS": "logs of a scrape",
 }
-"""Numbers as large as a conversion that count something else: by module, and by what they are given to or divide."""
+"""Numbers as large as a conversion that count something else, by module and by the name that they define or divide."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Found:
 
 
 def number_of(node: ast.AST) -> float | None:
-    """The number that an expression writes: a literal, or a power of literals."""
+    """Return the number that an expression writes: a literal, or a power of literals."""
     match node:
         case ast.Constant(value=int() | float() as value) if not isinstance(value, bool):
             return value
@@ -75,8 +75,8 @@ def number_of(node: ast.AST) -> float | None:
 
 
 def conversions(path: Path, source: str) -> list[Found]:
-    """The numbers of a source that convert times, those left out that count something by a name of `COUNTS`."""
-    found: list[Found] = []
+    """Return the numbers of a source that convert times, without counts by a name of `COUNTS`."""
+    numbers: list[Found] = []
 
     def look(node: ast.AST, named: frozenset[str]) -> None:
         match node:
@@ -89,17 +89,17 @@ def conversions(path: Path, source: str) -> list[Found]:
         value = number_of(node)
         if value is not None:
             if value in CONVERSIONS and not {f"{path.stem}.{name}" for name in named} & COUNTS.keys():
-                found.append(Found(path, getattr(node, "lineno", 0), value))
+                numbers.append(Found(path, getattr(node, "lineno", 0), value))
             return
         for child in ast.iter_child_nodes(node):
             look(child, named)
 
     look(ast.parse(source), frozenset())
-    return found
+    return numbers
 
 
 def checked(folder: Path, lines: str) -> list[str]:
-    """What the type checker says of `lines`, behind the import of both units."""
+    """Return the lines of `lines` that the type checker rejects, after an import of both units."""
     snippet = folder / "snippet.py"
     head = "from cdc_platform.clock import Clock, HOUR_MS, Microseconds, Milliseconds, SECOND_US\n"
     head += "from cdc_platform.clock import ms_from_us, us_from_ms\n\n"
@@ -109,20 +109,20 @@ def checked(folder: Path, lines: str) -> list[str]:
     command = [sys.executable, "-m", "pyrefly", "check", *options, str(snippet)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=240, check=False)
     offset = (head + setup).count("\n")
-    told = json.loads(done.stdout)["errors"]
-    return sorted({lines.splitlines()[each["line"] - 1 - offset] for each in told if each["severity"] == "error"})
+    errors = json.loads(done.stdout)["errors"]
+    return sorted({lines.splitlines()[error["line"] - 1 - offset] for error in errors if error["severity"] == "error"})
 
 
 def test_times_are_converted_in_the_clock_alone() -> None:
-    """No file but the clock's writes a thousand, a million or the seconds of a day to make one unit of another."""
-    found = [
-        each
+    """Only the clock module uses a thousand, a million or the seconds of a day to convert one unit to another."""
+    numbers = [
+        number
         for folder in FOLDERS
         for path in sorted((ROOT / folder).rglob("*.py"))
         if path.relative_to(ROOT) != CLOCK
-        for each in conversions(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
+        for number in conversions(path.relative_to(ROOT), path.read_text(encoding="utf-8"))
     ]
-    assert [f"{each.path}:{each.line}: {each.value}" for each in found] == []
+    assert [f"{number.path}:{number.line}: {number.value}" for number in numbers] == []
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_times_are_converted_in_the_clock_alone() -> None:
         "rest = us % 1000",
     ],
 )
-def test_a_conversion_elsewhere_is_found(line: str) -> None:
-    """Whatever the operator and however the number is written."""
+def test_conversion_elsewhere_is_found(line: str) -> None:
+    """A conversion is found with any operator and any spelling of the number."""
     assert len(conversions(Path("anywhere.py"), line)) == 1
 
 
@@ -151,13 +151,13 @@ def test_a_conversion_elsewhere_is_found(line: str) -> None:
         ("anywhere.py", "year = 2000"),
     ],
 )
-def test_a_count_is_no_conversion(path: str, line: str) -> None:
-    """Rows and attempts may be a thousand."""
+def test_count_is_no_conversion(path: str, line: str) -> None:
+    """Counts of rows and attempts may be a thousand."""
     assert conversions(Path(path), line) == []
 
 
 def test_every_count_is_in_use() -> None:
-    """No name is excused that nothing is called by."""
+    """Every listed count exists in the code."""
     texts = [
         (path.stem, path.read_text(encoding="utf-8")) for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")
     ]
@@ -167,8 +167,8 @@ def test_every_count_is_in_use() -> None:
     assert used == COUNTS.keys()
 
 
-def test_the_type_checker_refuses_a_mix(tmp_path: Path) -> None:
-    """Adding, subtracting, comparing and handing over the other unit are errors; what keeps the unit is none."""
+def test_type_checker_refuses_mixed_units(tmp_path: Path) -> None:
+    """Adding, subtracting, comparing and passing the other unit are type errors; other operations are not."""
     refused = [
         "ms + us",
         "us - ms",
@@ -198,7 +198,7 @@ def test_the_type_checker_refuses_a_mix(tmp_path: Path) -> None:
 
 
 def test_times_are_plain_numbers_at_run_time() -> None:
-    """JSON, Arrow and pydantic are handed ints, and what reads annotations finds ints."""
+    """Times are ints for JSON and Arrow, and pydantic reads their annotations as ints."""
     assert (Milliseconds, Microseconds) == (int, int)
     assert json.dumps(Milliseconds(5)) == "5"
     assert TypeAdapter(Milliseconds).validate_python(5, strict=True) == 5

@@ -1,4 +1,4 @@
-"""A wheel, installed into an environment of its own, does from any folder what a clone does."""
+"""A wheel, installed into its own environment, does in any folder what a clone does."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ PACKAGES = {"cdc_platform": "cdc_platform", "assets": "cdc_platform_assets", "re
 """The folders of the packages in a clone, and their names in a wheel."""
 
 
-def test_everything_that_is_read_at_run_time_comes_along(wheel: Path) -> None:
-    """The wheel has every module and every other file of the packages, and Dagster's files as they are in the clone."""
+def test_wheel_contains_all_run_time_data(wheel: Path) -> None:
+    """The wheel contains every module and other file of the packages, and Dagster's files as they are in the clone."""
     with zipfile.ZipFile(wheel) as packed:
         names = set(packed.namelist())
         for name in ("dagster.yaml", "workspace.yaml"):
@@ -26,8 +26,8 @@ def test_everything_that_is_read_at_run_time_comes_along(wheel: Path) -> None:
         assert missing <= {"cdc_platform/data/real_ring/README.md"}
 
 
-def test_it_is_the_wheel_that_runs(program: Path, tmp_path: Path) -> None:
-    """All three packages come from the environment; the home of Dagster is made; the code location loads."""
+def test_installed_packages_are_used(program: Path, tmp_path: Path) -> None:
+    """All three packages come from the environment, Dagster's home is created, and the code location loads."""
     code = (
         "import json, sys, cdc_platform, cdc_platform_assets, cdc_platform_resources\n"
         "from cdc_platform.dagster_home import PACKAGES_FOLDER, prepare_dagster_home\n"
@@ -46,19 +46,19 @@ def test_it_is_the_wheel_that_runs(program: Path, tmp_path: Path) -> None:
     assert jobs > 5
 
 
-def test_looking_works_from_any_folder(program: Path, tmp_path: Path) -> None:
-    """A ring is taken in and told, and status says how to go on."""
+def test_read_commands_work_in_any_folder(program: Path, tmp_path: Path) -> None:
+    """A ring is imported and shown, and `status` names the next step."""
     node = {"host_id": "55555555-5555-4555-8555-555555555555", "address": "a", "datacenter": "d", "rack": "r"}
     node |= {"num_tokens": 4, "shard_count": 2, "ignore_msb": 12}
     (tmp_path / "node.json").write_text(json.dumps(node), encoding="utf-8")
     assert run(program, tmp_path, "bootstrap", "node.json").returncode == 0
-    told = json.loads(run(program, tmp_path, "status", "--json").stdout)
-    assert [each["code"] for each in told["alerts"]] == ["join-waiting"]
+    status = json.loads(run(program, tmp_path, "status", "--json").stdout)
+    assert [alert["code"] for alert in status["alerts"]] == ["join-waiting"]
 
 
 @pytest.mark.spark
 @pytest.mark.long("the demo as a newcomer runs it, a JVM's start included; the demo's tests judge it")
 def test_the_main_job_runs(program: Path, demonstrated: Path) -> None:
-    """`demo`, with the real ring that came along, to its end."""
+    """`demo` with the packaged real ring runs to its end."""
     listed = json.loads(run(program, demonstrated.parent, "--home", "home", "generations", "--json").stdout)
-    assert [each["state"] for each in listed["generations"]] == ["published"] * 3
+    assert [generation["state"] for generation in listed["generations"]] == ["published"] * 3
