@@ -88,7 +88,7 @@ def find_option_gaps(schema: TableSchema, history: Sequence[CdcOptionsSince]) ->
 def options_history(changes: Iterable[TableChange], schema: TableSchema) -> list[CdcOptionsSince]:
     """Return the CDC options of a stored table since its log was created, oldest first; [] for an unknown table.
 
-    `changes` are those of all tables, oldest first (`cdc_tables.read_table_changes`).
+    `changes` are recorded changes, oldest first (`cdc_tables.read_table_changes`); those of other tables are ignored.
     """
     from cdc_platform.cql import CdcOptions
     from cdc_platform.metastore import TABLE_DROPPED
@@ -176,8 +176,10 @@ def describe_option_gaps(lake: Lake, names: Sequence[str] | None, recorded: Sequ
     from cdc_platform.metastore import LogLoss, cdc_tables
 
     covered = {(gap.full_name, gap.until_us) for gap in recorded if gap.what != LogLoss.BEFORE_READING}
-    changes = cdc_tables.read_table_changes(lake)
-    changed = _tables_with_changed_options(changes)
+    changes: dict[str, list[TableChange]] = {}
+    for change in cdc_tables.read_table_changes(lake):
+        changes.setdefault(change.full_name, []).append(change)
+    changed = {name for name, own_changes in changes.items() if _may_have_gaps(own_changes)}
     selected = [
         table
         for table in cdc_tables.read_cdc_tables(lake)
@@ -192,13 +194,13 @@ def describe_option_gaps(lake: Lake, names: Sequence[str] | None, recorded: Sequ
     return [
         f"the log of {schema.full_name} lacks {gap}"
         for schema in load_table_schemas(Catalog(), selected)
-        for gap in find_table_gaps(schema, changes)
+        for gap in find_table_gaps(schema, changes[schema.full_name])
         if (schema.full_name, gap.until_us) not in covered or not gap.loses_writes
     ]
 
 
 def find_table_gaps(schema: TableSchema, changes: Sequence[TableChange]) -> list[OptionGap]:
-    """Return the gaps of a table's log, from all recorded changes (`cdc_tables.read_table_changes`).
+    """Return the gaps of a table's log, from recorded changes, oldest first; those of other tables are ignored.
 
     The log of a live cluster's table may lack writes made while the table was altered and altered back unobserved.
     """
@@ -211,17 +213,10 @@ def find_table_gaps(schema: TableSchema, changes: Sequence[TableChange]) -> list
     return gaps
 
 
-def _tables_with_changed_options(changes: Iterable[TableChange]) -> set[str]:
-    """Return the tables whose options may have changed, or whose stored DDL has facts that CQL cannot express."""
-    by_table: dict[str, set[tuple[bool, str]]] = {}
-    for change in changes:
-        options = tuple(_OPTIONS.findall(change.ddl or ""))
-        by_table.setdefault(change.full_name, set()).add((change.enabled, " ".join(options)))
-    return {
-        name
-        for name, variants in by_table.items()
-        if len(variants) > 1 or any(_COMMENT_NOTE.search(text) for _, text in variants)
-    }
+def _may_have_gaps(changes: Iterable[TableChange]) -> bool:
+    """Return True if a table's options may have changed, or its stored DDL has facts that CQL cannot express."""
+    variants = {(change.enabled, " ".join(_OPTIONS.findall(change.ddl or ""))) for change in changes}
+    return len(variants) > 1 or any(_COMMENT_NOTE.search(text) for _, text in variants)
 
 
 _OPTIONS = re.compile(r"cdc = \{[^}]*\}|^-- [^:]+: \S+", re.MULTILINE)
@@ -249,9 +244,9 @@ def _gap_periods(what: str, history: Sequence[CdcOptionsSince], missing: Sequenc
 
 def _parse_cdc_options(ddl: str, enabled: bool) -> CdcOptions:
     """Parse the CDC options of a definition; `enabled` comes from the recorded change."""
-    from cdc_platform.cql import CdcOptions, parse_cdc_options, parse_statements
+    from cdc_platform.cql import CdcOptions, parse_cdc_options, parse_definitions
     from cdc_platform.cql import ast as s
 
-    tables = [statement.body for statement in parse_statements(ddl) if isinstance(statement.body, s.CreateTable)]
+    tables = [statement.body for statement in parse_definitions(ddl) if isinstance(statement.body, s.CreateTable)]
     options = parse_cdc_options(tables[-1].properties) if tables else None
     return replace(options or CdcOptions(), enabled=enabled)

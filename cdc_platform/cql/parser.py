@@ -59,7 +59,7 @@ def parse_statements(text: str) -> list[s.Statement]:
     return list(_iterate_strictly(text))
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=4096)
 def parse_definitions(text: str) -> tuple[s.Statement, ...]:
     """Return the statements of a stored definition as `parse_statements`, and cache them.
 

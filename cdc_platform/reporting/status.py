@@ -650,12 +650,8 @@ def _lag_alerts(lake: Lake, lag: IngestLag) -> list[StatusAlert]:
 def read_expiry_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[dict[str, Any], list[StatusAlert]]:
     """Return what `expire` would do now, and the next generation that becomes removable."""
     plan = lifecycle_expiry.plan_expiry(lake, clock, settings)
-    due = [
-        planned
-        for planned in plan
-        if planned.action is ExpiryAction.REMOVE or (planned.action is ExpiryAction.MARK and planned.mark is None)
-    ]
-    later = [planned for planned in plan if planned not in due and planned.removable_ms is not None]
+    due = [planned for planned in plan if _is_due(planned)]
+    later = [planned for planned in plan if planned.removable_ms is not None and not _is_due(planned)]
     following = min(later, key=lambda each: each.removable_ms or 0, default=None)
     facts = {
         "to_mark": sum(planned.action is ExpiryAction.MARK for planned in due),
@@ -680,6 +676,11 @@ def read_expiry_status(lake: Lake, clock: Clock, settings: Settings) -> tuple[di
         )
         alerts.append(StatusAlert("no-tables", message, do))
     return facts, alerts
+
+
+def _is_due(planned: PlannedGeneration) -> bool:
+    """Return True if `expire` would mark or remove the generation now."""
+    return planned.action is ExpiryAction.REMOVE or (planned.action is ExpiryAction.MARK and planned.mark is None)
 
 
 def _planned_facts(each: PlannedGeneration) -> dict[str, Any]:
