@@ -37,7 +37,7 @@ from cdc_platform.cdclog.values import log_rows_from_arrow, log_rows_to_arrow
 from cdc_platform.clock import Clock, Microseconds, datetime_from_us, format_us, ms_from_us, us_from_datetime
 from cdc_platform.cql import Catalog, TableSchema, apply_definition, format_ddl, parse_definitions
 from cdc_platform.cql import ast as s
-from cdc_platform.delta import SCRIPTS_LOCK, Lake, lake_lock
+from cdc_platform.delta import SCRIPTS_LOCK, Lake, lake_lock, read_newest_versions
 from cdc_platform.errors import ConflictError, EnvironmentProblem, InputError, NotFound, PlatformError, StateError
 from cdc_platform.generations import uniform_tablet_ends
 from cdc_platform.lifecycle import tablets
@@ -162,7 +162,7 @@ def _commit_locked(
             finished = (
                 outcome
                 if on_outcome is None
-                else _run_recorded(lake, settings, recorded, iter_script_statements(text), on_outcome)[1]
+                else _run_recorded(lake, settings, recorded, iter_script_statements(text), on_outcome).result
             )
     if finished is not None:
         return replace(finished, left=unfinishable)
@@ -170,12 +170,12 @@ def _commit_locked(
     recorded = _RecordedScript(
         _last_number(lake) + 1, text, clock.now_us(), _dump_definitions(tables.catalog), _log_versions(lake, tables)
     )
-    script, result = _run_recorded(lake, settings, recorded, statements, on_outcome)
-    if result.wrong is None:
+    run = _run_recorded(lake, settings, recorded, statements, on_outcome)
+    if run.result.wrong is None:
         _record_script(lake, recorded)
         failpoints.kill_if_selected(failpoints.AFTER_SCRIPT_NOTED)
-        _apply_effects(lake, settings, recorded, script)
-    return replace(result, left=unfinishable)
+        _apply_effects(lake, settings, recorded, run)
+    return replace(run.result, left=unfinishable)
 
 
 def _ignore_outcome(_: StatementOutcome) -> None:
@@ -187,11 +187,11 @@ def _finish_script(
 ) -> ScriptResult | str:
     """Finish an interrupted script; return a message if that is impossible, and leave its effects as they are."""
     try:
-        script, result = _run_recorded(lake, settings, noted, iter_script_statements(noted.text), on_outcome)
-        if result.wrong is not None and result.wrong.error is not None:
+        run = _run_recorded(lake, settings, noted, iter_script_statements(noted.text), on_outcome)
+        if run.result.wrong is not None and run.result.wrong.error is not None:
             # The script was valid when it was recorded, so its starting point is gone.
-            raise result.wrong.error
-        _apply_effects(lake, settings, noted, script)
+            raise run.result.wrong.error
+        _apply_effects(lake, settings, noted, run)
     except (EnvironmentProblem, ConflictError):
         raise
     except PlatformError as error:
@@ -200,7 +200,16 @@ def _finish_script(
             f"the script applied at {format_us(noted.at_us)} cannot be finished: {error}; its writes so far"
             " stay, the rest is skipped: check its tables and run the rest again"
         )
-    return result
+    return run.result
+
+
+@dataclass(frozen=True)
+class _ScriptRun:
+    """A script that has run, the tables by name before it, and its result."""
+
+    script: Script
+    before: dict[str, TableSchema]
+    result: ScriptResult
 
 
 def _run_recorded(
@@ -209,7 +218,7 @@ def _run_recorded(
     noted: _RecordedScript,
     statements: Iterable[s.Statement],
     on_outcome: OnOutcome | None,
-) -> tuple[Script, ScriptResult]:
+) -> _ScriptRun:
     """Run a recorded script on the tables as they were when it was recorded; the outcome is always the same."""
     catalog = _load_catalog(noted.definitions)
     stored = StoredTables(
@@ -217,8 +226,9 @@ def _run_recorded(
         lambda schema: read_state(lake, schema, noted.log_versions.get(schema.full_name)),
         lambda schema: options_history(cdc_tables.read_table_changes(lake, noted.log_versions.get(_HISTORY)), schema),
     )
+    before = {schema.full_name: schema for schema in catalog.tables()}
     script = Script(lake, settings, noted.at_us, stored)
-    return script, script.run(statements, on_outcome)
+    return _ScriptRun(script, before, script.run(statements, on_outcome))
 
 
 def _load_catalog(definitions: str) -> Catalog:
@@ -238,9 +248,9 @@ def _dump_definitions(catalog: Catalog) -> str:
 
 
 def _log_versions(lake: Lake, stored: StoredTables) -> dict[str, int]:
-    versions = {schema.full_name: lake.version(log_table(schema)) for schema in stored.catalog.tables()}
-    versions[_HISTORY] = lake.version(CDC_TABLE_CHANGES)
-    return {name: version for name, version in versions.items() if version is not None}
+    newest = read_newest_versions(lake)
+    tables = {schema.full_name: log_table(schema) for schema in stored.catalog.tables()} | {_HISTORY: CDC_TABLE_CHANGES}
+    return {name: newest[table.full_name] for name, table in tables.items() if table.full_name in newest}
 
 
 def _unfinished_scripts(lake: Lake) -> list[_RecordedScript]:
@@ -279,20 +289,20 @@ def _record_script(lake: Lake, noted: _RecordedScript, *, finished: bool = False
         raise ConflictError("another script was applied at the same time, and this one was not: run it again")
 
 
-def _apply_effects(lake: Lake, settings: Settings, noted: _RecordedScript, script: Script) -> None:
+def _apply_effects(lake: Lake, settings: Settings, noted: _RecordedScript, run: _ScriptRun) -> None:
     """Apply all effects of a script; each step is idempotent."""
+    script = run.script
     after, clock = script.catalog, Clock(noted.at_us)
     for schema in script.dropped:
         _record_drop(lake, clock, schema)
-    _record_tables(lake, settings, noted, script)
+    _record_tables(lake, settings, noted, run)
     failpoints.kill_if_selected(failpoints.AFTER_SCRIPT_TABLES)
     for schema in (*script.dropped, *script.emptied):
         _empty_log(lake, noted, schema, after)
-    previous = {schema.full_name: schema for schema in _load_catalog(noted.definitions).tables()}
     for schema in after.tables():
         _rename_log_columns(lake, noted, schema, script.renamed.get(schema.full_name, {}))
         rows = script.written.get(schema.full_name)
-        if schema.full_name in previous and previous[schema.full_name].columns != schema.columns:
+        if schema.full_name in run.before and run.before[schema.full_name].columns != schema.columns:
             # Dropping a column drops its values, even if the column is added again.
             _migrate_log_columns(lake, noted, schema)
         if rows:
@@ -315,8 +325,9 @@ def _record_drop(lake: Lake, clock: Clock, schema: TableSchema) -> None:
             tablets.drop_table_log(lake, clock, schema.keyspace, schema.name)
 
 
-def _record_tables(lake: Lake, settings: Settings, noted: _RecordedScript, script: Script) -> None:
-    """Record the tables of the script; a table that never had a log is not recorded."""
+def _record_tables(lake: Lake, settings: Settings, noted: _RecordedScript, run: _ScriptRun) -> None:
+    """Record the tables that the script defined or changed; a table that never had a log is not recorded."""
+    script = run.script
     after, clock = script.catalog, Clock(noted.at_us)
     existing = {table.full_name for table in cdc_tables.read_cdc_tables(lake)}
     tables_to_record = [
@@ -325,6 +336,9 @@ def _record_tables(lake: Lake, settings: Settings, noted: _RecordedScript, scrip
     requests = [
         request
         for schema in tables_to_record
+        if schema.full_name not in existing
+        or schema != run.before.get(schema.full_name)
+        or script.defined[schema.full_name]
         for request in _table_changes(lake, noted, script, schema, is_new=schema.full_name not in existing)
     ]
     cdc_tables.record_table_changes(lake, requests, {_APPLICATION: noted.number})
