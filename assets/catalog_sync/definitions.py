@@ -2,10 +2,16 @@
 
 from dagster import DefaultSensorStatus, Definitions, SensorEvaluationContext, SkipReason, sensor
 
+from cdc_platform.cdclog import hourly
 from cdc_platform.clock import Microseconds, us_from_ms
+from cdc_platform.delta import read_newest_versions
 from cdc_platform.tables import CDC_LOCAL, CDC_TABLES, GENERATIONS
 from cdc_platform_assets.catalog_sync.sync import add_hour_partitions, sync_catalog
-from cdc_platform_assets.catalog_sync.table_contents import describe_table_versions, list_readable_clusters
+from cdc_platform_assets.catalog_sync.table_contents import (
+    describe_table_versions,
+    digest_versions,
+    list_readable_clusters,
+)
 from cdc_platform_assets.specs import asset_key_from_table, build_table_spec
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
@@ -20,20 +26,28 @@ from cdc_platform_resources.home import HomeResource
     "`dagster_retention_ms`. Starts no run.",
 )
 def catalogue(context: SensorEvaluationContext, home: HomeResource, clock: ClockResource) -> SkipReason:
-    """Run `sync_catalog` on this home and instance. The cursor holds the last state that was reported completely."""
+    """Run `sync_catalog` on this home and instance.
+
+    The cursor names the last state whose due hours are partitions, and the last one that was reported completely. It is
+    empty while a part of the state is left to report.
+    """
     lake, location, now = home.lake(), home.home(), clock.clock()
-    due = add_hour_partitions(lake, now, context.instance)
-    hours_since_us = Microseconds(min([now.now_us() - us_from_ms(location.settings.dagster_retention_ms), *due]))
-    clusters = list_readable_clusters(location)
-    state = describe_table_versions(lake, clusters)
-    if context.cursor == state:
+    versions, clusters = read_newest_versions(lake), list_readable_clusters(location)
+    hours = f"{hourly.count_readable_hours(now)}/{digest_versions(versions)}"
+    state = describe_table_versions(versions, clusters)
+    if context.cursor == f"{hours} {state}":
         return SkipReason("everything that was written is reported")
+    due = add_hour_partitions(lake, now, context.instance)
+    if (context.cursor or "").partition(" ")[2] == state:
+        context.update_cursor(f"{hours} {state}")
+        return SkipReason("everything that was written is reported")
+    hours_since_us = Microseconds(min([now.now_us() - us_from_ms(location.settings.dagster_retention_ms), *due]))
     repository = context.repository_def
     assert repository is not None
     summary = sync_catalog(
         lake, context.instance, repository.asset_graph, clusters=clusters, hours_since_us=hours_since_us
     )
-    context.update_cursor("" if summary.left else state)
+    context.update_cursor("" if summary.left else f"{hours} {state}")
     return SkipReason(str(summary))
 
 

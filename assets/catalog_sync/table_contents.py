@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow as pa
 from dagster import AssetKey
 
-from cdc_platform.cdclog import log_table, read_logged_tables, rebuilt_table
+from cdc_platform.cdclog import REBUILT_SUFFIX, log_table, read_logged_tables, rebuilt_table
 from cdc_platform.clock import Microseconds, datetime_from_us, us_from_datetime
+from cdc_platform.cql import LOG_SUFFIX
 from cdc_platform.delta import Filter, Lake, provenance, read_newest_versions, row_hash
 from cdc_platform.errors import PlatformError
 from cdc_platform.home_location import HomeLocation
@@ -33,6 +34,7 @@ from cdc_platform.tables import (
     STREAMS_DESCRIPTIONS,
     STREAMS_DESCRIPTIONS_V2,
     TABLE_CHECKS,
+    TABLES,
     TABLET_LAYOUTS,
     TABLET_STREAMS,
     TABLET_TIMESTAMPS,
@@ -72,7 +74,10 @@ UNPARTITIONED_TABLES = (
     REMOVED_GENERATIONS,
 )
 """The tables whose assets have no partitions."""
-WATCHED_TABLES = (*GENERATION_TABLES, *TABLET_STATE_TABLES, *UNPARTITIONED_TABLES, CONSUMED_HOURS, TABLE_CHECKS)
+_WATCHED_NAMES = frozenset(
+    table.full_name
+    for table in (*GENERATION_TABLES, *TABLET_STATE_TABLES, *UNPARTITIONED_TABLES, CONSUMED_HOURS, TABLE_CHECKS)
+)
 
 
 @dataclass(frozen=True)
@@ -183,16 +188,26 @@ def open_cluster_lake(cluster: ScyllaCluster) -> Lake:
     return Lake(cluster.open_home().lake)
 
 
-def describe_table_versions(lake: Lake, clusters: Sequence[ScyllaCluster] = ()) -> str:
-    """Return a string that names the versions of all watched tables and logs, and of all tables of clusters."""
-    schemas = read_logged_tables(lake)
-    tables = [*WATCHED_TABLES, *map(log_table, schemas), *map(rebuilt_table, schemas)]
-    state = "/".join(str(lake.version(table)) for table in tables)
+def describe_table_versions(versions: Mapping[str, int], clusters: Sequence[ScyllaCluster] = ()) -> str:
+    """Return a string that changes with the version of a watched table, log or rebuilt table, or a cluster's table.
+
+    `versions` are those of the home's tables (`read_newest_versions`). No table is opened.
+    """
+    state = digest_versions({name: version for name, version in versions.items() if _is_watched(name)})
     for cluster in clusters:
         with suppress(*UNREADABLE):
-            versions = sorted(read_newest_versions(open_cluster_lake(cluster)).items())
-            state += f"/{hashlib.sha256(repr(versions).encode()).hexdigest()[:16]}"
+            state += f"/{digest_versions(read_newest_versions(open_cluster_lake(cluster)))}"
     return state
+
+
+def digest_versions(versions: Mapping[str, int]) -> str:
+    """Return a short digest of the versions of tables."""
+    return hashlib.sha256(repr(sorted(versions.items())).encode()).hexdigest()[:16]
+
+
+def _is_watched(name: str) -> bool:
+    """Return True if partitions of assets stand for parts of the table with this full name."""
+    return name in _WATCHED_NAMES if name in TABLES else name.endswith((LOG_SUFFIX, REBUILT_SUFFIX))
 
 
 def group_by_asset(partitions: Iterator[StoredPartition]) -> Mapping[AssetKey, list[StoredPartition]]:

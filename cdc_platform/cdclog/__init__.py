@@ -118,6 +118,7 @@ __getattr__ = lazy_exports(
             "items_schema",
         ),
         "rebuild": (
+            "REBUILT_SUFFIX",
             "RebuiltTable",
             "TableComparison",
             "compare_rebuilt",

@@ -70,6 +70,7 @@ from cdc_platform.cdclog.items import ITEMS_SUFFIX as ITEMS_SUFFIX
 from cdc_platform.cdclog.items import items_frame as items_frame
 from cdc_platform.cdclog.items import items_from_rows as items_from_rows
 from cdc_platform.cdclog.items import items_schema as items_schema
+from cdc_platform.cdclog.rebuild import REBUILT_SUFFIX as REBUILT_SUFFIX
 from cdc_platform.cdclog.rebuild import RebuiltTable as RebuiltTable
 from cdc_platform.cdclog.rebuild import TableComparison as TableComparison
 from cdc_platform.cdclog.rebuild import compare_rebuilt as compare_rebuilt

@@ -105,13 +105,17 @@ class TableComparison:
         return not (self.only_rebuilt or self.only_given or self.given_twice or self.other_values)
 
 
+REBUILT_SUFFIX = "_rebuilt"
+"""The suffix of the names of rebuilt tables."""
+
+
 def rebuilt_table(schema: TableSchema) -> Table:
     """Return the Delta table of a rebuilt base table: the columns of `SELECT *`, with their types in its log."""
     stored = with_stored_names(schema)
     fields = [column(field.name, field.type, "as SELECT returns it", null=True) for field in select_schema(schema)]
     return Table(
         schema.keyspace,
-        f"{schema.name}_rebuilt",
+        f"{schema.name}{REBUILT_SUFFIX}",
         pa.schema(fields),
         keys=tuple(key.name for key in (*stored.partition_key, *stored.clustering_key)),
         comment=f"{schema.full_name} as of a time, rebuilt from its log",

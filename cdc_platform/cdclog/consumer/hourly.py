@@ -162,15 +162,17 @@ def read_copied_hour(lake: Lake, hour_us: Microseconds) -> list[CopiedHour]:
     """Return the recorded copies of an hour (start, µs), counted in their sinks."""
     recorded = lake.read(CONSUMED_HOURS, ["keyspace_name", "table_name"], [("hour", "=", datetime_from_us(hour_us))])
     names = {(row["keyspace_name"], row["table_name"]) for row in recorded.to_pylist()}
+    recorded_tables = [
+        table for table in cdc_tables.read_cdc_tables(lake) if (table.keyspace_name, table.table_name) in names
+    ]
     copied = []
-    for schema in load_table_schemas(Catalog(), cdc_tables.read_cdc_tables(lake)):
-        if (schema.keyspace, schema.name) in names:
-            sink = hourly_sink(schema)
-            filters = time_filters(hour_us - ONE_US, hour_us + HOUR_US - ONE_US)
-            rows = lake.read(sink, ["cdc$operation", GENERATION], filters)
-            operations = Counter(rows["cdc$operation"].to_pylist())
-            sets = sorted({us_from_datetime(begin) for begin in rows[GENERATION].unique().to_pylist()})
-            copied.append(CopiedHour(schema.full_name, sink.full_name, dict(sorted(operations.items())), tuple(sets)))
+    for schema in load_table_schemas(Catalog(), recorded_tables):
+        sink = hourly_sink(schema)
+        filters = time_filters(hour_us - ONE_US, hour_us + HOUR_US - ONE_US)
+        rows = lake.read(sink, ["cdc$operation", GENERATION], filters)
+        operations = Counter(rows["cdc$operation"].to_pylist())
+        sets = sorted({us_from_datetime(begin) for begin in rows[GENERATION].unique().to_pylist()})
+        copied.append(CopiedHour(schema.full_name, sink.full_name, dict(sorted(operations.items())), tuple(sets)))
     return copied
 
 
@@ -186,6 +188,14 @@ def list_due_hours(lake: Lake, clock: Clock, most: int) -> list[Microseconds]:
         own = complete.get((schema.keyspace, schema.name), frozenset())
         hours.update(islice(_iter_due_hours(lake, clock, schema, sets.of(schema), own), most))
     return sorted(hours)[:most]
+
+
+def count_readable_hours(clock: Clock) -> int:
+    """Return how many hours since the epoch are over and past the confidence window.
+
+    While this number and all tables stay as they are, so do the results of `list_due_hours`.
+    """
+    return (clock.now_us() - CONFIDENCE_WINDOW_US + ONE_US) // HOUR_US
 
 
 def _hour_windows(lake: Lake, schema: TableSchema, hour_us: Microseconds, now_us: Microseconds) -> list[Window]:
