@@ -33,6 +33,7 @@ from cdc_platform.checks.inventory import InventoryGeneration, KnownNodes, Store
 from cdc_platform.checks.judge import failed_rows
 from cdc_platform.checks.ranges import check_refinement, check_ring_coverage, check_row_count, compare_range_digests
 from cdc_platform.checks.scan import OwnerSharding, ScanRequest, ScanResult, run_scan
+from cdc_platform.checks.uniqueness import FingerprintIndex
 from cdc_platform.clock import Milliseconds, format_ms
 from cdc_platform.delta import Lake, TaskRunner, choose_remedy
 from cdc_platform.errors import NotFound, StateError
@@ -185,7 +186,12 @@ def audit_timestamps(lake: Lake, generation_id: str | None = None) -> list[Findi
     return _findings(TIMESTAMP_INVARIANTS, parts, "no timestamp is published")
 
 
-def audit_lake(workers: TaskRunner, lake: Lake, generation_id: str | None = None) -> list[Finding]:
+def audit_lake(
+    workers: TaskRunner,
+    lake: Lake,
+    generation_id: str | None = None,
+    index: FingerprintIndex = uniqueness.EMPTY_INDEX,
+) -> list[Finding]:
     """Audit everything that the lake holds of all generations, or of one, named by its UUID or its time.
 
     Return one finding per invariant, summed over the generations. A generation is judged by its V2 descriptions, or
@@ -194,21 +200,27 @@ def audit_lake(workers: TaskRunner, lake: Lake, generation_id: str | None = None
     their ranges. Ranges whose shard order was unknown on import are judged and compared as sets. If a range's sharding
     is unknown too, its streams count as not judged.
 
+    One generation is compared with the rows of all others, except those in `index`: if its streams differ from theirs
+    by their fingerprints, those rows are not read. Of the generation's nodes it reads the ring and the inbox.
+
     Raises:
         NotFound: the lake holds nothing of this generation, or no generation at all.
     """
-    known = inventory.read_inventory(lake)
-    if not known:
+    if generation_id is None:
+        audited, others = inventory.read_inventory(lake), list[InventoryGeneration]()
+        newest = _newest_generation(audited)
+    else:
+        mine, others, is_newest = _read_with_others(lake, generation_id, index)
+        audited, newest = [mine], mine if is_newest else None
+    if not audited:
         remedy = choose_remedy(
             lake, "bootstrap a node or import exports first", "first run: cdc-platform observe {cluster}"
         )
         raise NotFound(f"the lake holds no generation; {remedy}")
-    audited = known if generation_id is None else [inventory.find_inventory_generation(known, generation_id)]
     with_rows = [generation for generation in audited if generation.rows is not None]
     ring = inventory.read_known_nodes(lake)
     pairs = {generation: _compared_pairs(generation) for generation in with_rows}
     judged = [generation.rows for generation in with_rows if generation.rows is not None]
-    newest = _newest_generation(known)
     shardings = {generation.published: _sharding(lake, generation, ring) for generation in with_rows}
     result = run_scan(
         workers,
@@ -223,15 +235,36 @@ def audit_lake(workers: TaskRunner, lake: Lake, generation_id: str | None = None
             (generation.name, {REFINES_VNODES: _refinement_tally(generation, ring, is_newest=generation is newest)})
         )
     parts += v1.audit_against_v1(lake, audited)
-    others = [generation for generation in known if generation not in audited]
     if len(with_rows) == 1 and not any(generation.rows for generation in others):
-        # With a single generation there is nothing to compare: the scan has counted its whole population of streams.
+        # There are no other rows to compare: the scan has counted the whole population of streams.
         counted = result.tallies[judged[0]].get(STREAMS_UNIQUE)
         shared = InvariantTally(STREAMS_UNIQUE_ACROSS_GENERATIONS, counted.population if counted else 0, 0)
     else:
         shared = uniqueness.check_unique_across(workers, with_rows, others)
     parts.append(("", {STREAMS_UNIQUE_ACROSS_GENERATIONS: shared}))
     return [_mark_unknown(lake, line) for line in _findings(GENERATION_INVARIANTS, parts, _REASONS_UNCHECKED)]
+
+
+def _read_with_others(
+    lake: Lake, name: str, index: FingerprintIndex
+) -> tuple[InventoryGeneration, list[InventoryGeneration], bool]:
+    """Return a generation, all others with the rows to compare with, and whether it is the newest with rows."""
+    mine = inventory.read_inventory_generation(lake, name)
+    if mine.rows is not None and index.may_share_stream(mine.rows):
+        index = uniqueness.EMPTY_INDEX  # the rows decide, and name the stream
+    unread = index.generations - {mine.id}
+    others = [
+        other
+        for other in inventory.read_representative_inventory(lake, {*unread, *([mine.id] if mine.id else [])})
+        if other.name != mine.name
+    ]
+    with_rows = [other for other in others if other.rows is not None or other.id in unread]
+    if mine.rows is None:
+        return mine, others, False
+    if mine.time_ms is None:
+        return mine, others, not with_rows
+    later = (other for other in with_rows if other.time_ms is not None and other.time_ms > mine.time_ms)
+    return mine, others, next(later, None) is None
 
 
 def _mark_unknown(lake: Lake, line: Finding) -> Finding:

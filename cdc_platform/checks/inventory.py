@@ -19,6 +19,7 @@ from cdc_platform.delta import (
     Filter,
     Lake,
     compute,
+    row_hash,
     to_int64_array,
     to_milliseconds_without_nulls,
     to_python_values,
@@ -37,7 +38,7 @@ from cdc_platform.tables import (
     UNORDERED_RANGES,
     Table,
 )
-from cdc_platform.timeline import Timeline
+from cdc_platform.timeline import Generation, Timeline
 
 INVENTORY_TABLES = (
     TOPOLOGY_DESCRIPTIONS,
@@ -199,17 +200,72 @@ def read_inventory_generation(lake: Lake, name: str) -> InventoryGeneration:
     Raises:
         NotFound: the lake holds nothing of it.
     """
-    generation = Timeline.read(lake).with_id(name.lower())
-    if generation is None or generation.id is None:
+    timeline = Timeline.read(lake)
+    generation = find_generation(timeline, name)
+    if generation is None:
         return find_inventory_generation(read_inventory(lake), name)
+    id_, time_ms = generation.id, generation.time_ms
+    published = read_generation_rows(lake, STREAMS_DESCRIPTIONS_V2, str(time_ms))
+    if id_ is None:
+        if published is None and not generation.published:
+            raise _unknown_generation_error(name)
+        return InventoryGeneration(id_, time_ms, generation.published, None, None, published)
     return InventoryGeneration(
-        generation.id,
-        generation.time_ms,
+        id_,
+        time_ms,
         generation.published,
-        read_generation_rows(lake, TOPOLOGY_DESCRIPTIONS, generation.id),
-        read_generation_rows(lake, GENERATION_DESCRIPTIONS_V2, generation.id),
-        read_generation_rows(lake, STREAMS_DESCRIPTIONS_V2, str(generation.time_ms)),
+        read_generation_rows(lake, TOPOLOGY_DESCRIPTIONS, id_),
+        read_generation_rows(lake, GENERATION_DESCRIPTIONS_V2, id_),
+        published,
     )
+
+
+def list_partitions_to_read(lake: Lake, name: str, but_for: Collection[str]) -> dict[Table, set[str]]:
+    """Return the Delta partitions, by table, that comparing a generation with all others reads.
+
+    They are those of the generation with this UUID or time (ISO 8601), and those that represent each other one, except
+    for those of the generations `but_for` (UUIDs). Only the tables' logs and the timeline are read.
+    """
+    timeline = Timeline.read(lake)
+    generation = find_generation(timeline, name)
+    own_id = None if generation is None else generation.id
+    own_time = None if generation is None else str(generation.time_ms)
+    described, inserted, published = (
+        {_key_from_stored(table, file.partition[0]): file.partition for file in lake.data_files(table)}
+        for table in (TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
+    )
+    excluded = set(but_for)
+    with_id = described.keys() | inserted.keys() | excluded
+    times = {str(other.time_ms) for other in timeline.generations if other.id in with_id}
+    chosen = (
+        (GENERATION_DESCRIPTIONS_V2, inserted, inserted.keys() - excluded, own_id),
+        (TOPOLOGY_DESCRIPTIONS, described, described.keys() - inserted.keys() - excluded, own_id),
+        (STREAMS_DESCRIPTIONS_V2, published, published.keys() - times, own_time),
+    )
+    return {
+        table: {
+            row_hash.format_partition_name(table.partition_by, partition)
+            for key, partition in partitions.items()
+            if key in keys or key == own
+        }
+        for table, partitions, keys, own in chosen
+    }
+
+
+def find_generation(timeline: Timeline, name: str) -> Generation | None:
+    """Return the generation of the timeline with this UUID or time (ISO 8601), or None."""
+    generation = timeline.with_id(name.lower())
+    if generation is not None:
+        return generation
+    time_ms = _parse_time(name)
+    return None if time_ms is None else timeline.with_time(time_ms)
+
+
+def _parse_time(name: str) -> Milliseconds | None:
+    try:
+        return parse_time_ms(name)
+    except InputError:
+        return None
 
 
 def find_inventory_generation(inventory: Sequence[InventoryGeneration], name: str) -> InventoryGeneration:
@@ -218,14 +274,15 @@ def find_inventory_generation(inventory: Sequence[InventoryGeneration], name: st
     Raises:
         NotFound: the lake holds nothing of it.
     """
-    try:
-        time = parse_time_ms(name)
-    except InputError:
-        time = None
+    time = _parse_time(name)
     for generation in inventory:
         if generation.id == name.lower() or (time is not None and generation.time_ms == time):
             return generation
-    raise UnknownGeneration(f"no generation {name} is known; list them with: cdc-platform generations")
+    raise _unknown_generation_error(name)
+
+
+def _unknown_generation_error(name: str) -> UnknownGeneration:
+    return UnknownGeneration(f"no generation {name} is known; list them with: cdc-platform generations")
 
 
 def read_ledger_times(lake: Lake) -> dict[str, Milliseconds]:

@@ -183,7 +183,7 @@ class FingerprintIndex:
 EMPTY_INDEX = FingerprintIndex(frozenset(), np.empty(0, dtype=np.uint64))
 
 
-def read_fingerprint_index(lake: Lake, besides: str) -> FingerprintIndex:
+def read_fingerprint_index(lake: Lake, besides: str | None) -> FingerprintIndex:
     """Return the stored fingerprints that match the current files of generations other than `besides`."""
     rows = lake.read(STREAM_FINGERPRINTS)
     if not rows.num_rows:

@@ -154,6 +154,7 @@ __getattr__ = lazy_exports(
             "get_verified_rows",
             "list_stray_checkpoint_pointers",
             "verify_added_files_between",
+            "verify_table_parts",
             "verify_tables",
         ),
         "verified_lake": ("get_verified_lake",),

@@ -115,6 +115,7 @@ from cdc_platform.delta.verification import find_first_cause as find_first_cause
 from cdc_platform.delta.verification import get_verified_rows as get_verified_rows
 from cdc_platform.delta.verification import list_stray_checkpoint_pointers as list_stray_checkpoint_pointers
 from cdc_platform.delta.verification import verify_added_files_between as verify_added_files_between
+from cdc_platform.delta.verification import verify_table_parts as verify_table_parts
 from cdc_platform.delta.verification import verify_tables as verify_tables
 from cdc_platform.delta.verified_lake import get_verified_lake as get_verified_lake
 from cdc_platform.delta.versions import count_file_rows as count_file_rows

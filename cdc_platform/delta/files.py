@@ -7,7 +7,7 @@ those against the rows.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from operator import eq, ge, gt, le, lt, ne
@@ -278,10 +278,11 @@ def list_bounded_files(opened: OpenTable, name: str) -> list[BoundedFile]:
     ]
 
 
-def read_file_statistics(opened: OpenTable) -> dict[str, pa.Table]:
-    """Return everything in Delta's log about each file, by its path: one row of deltalake's flat columns."""
+def read_file_statistics(opened: OpenTable, paths: Collection[str] | None = None) -> dict[str, pa.Table]:
+    """Return what the log says about each file, or about some, by its path: one row of deltalake's flat columns."""
     added = _get_add_actions(opened)
-    return {path: added.slice(index, 1) for index, path in enumerate(_absolute_paths(added, opened.folder))}
+    stored = _absolute_paths(added, opened.folder)
+    return {path: added.slice(index, 1) for index, path in enumerate(stored) if paths is None or path in paths}
 
 
 def _get_add_actions(opened: OpenTable) -> pa.Table:

@@ -113,6 +113,37 @@ def verify_tables(
         for name, folder in (*iter_table_folders(lake.location), *iter_state_folders(lake.location))
         if names is None or name in names
     ]
+    _examine_partitions(examinations, partitions, deep=deep)
+    probes = [] if names is not None else write_check.list_leftover_probes(lake.location)
+    why = "left by a store probe that was killed or is still running"
+    unnamed = [f"{write_check.PROBE_FOLDER}/{probe.name} is {why}" for probe in probes]
+    return [
+        *(examination.result for examination in examinations),
+        *([TableVerification(write_check.PROBE_FOLDER, unnamed=unnamed)] if unnamed else []),
+    ]
+
+
+def verify_table_parts(
+    lake: Lake, parts: Mapping[str, Collection[str] | None], *, deep: bool = False
+) -> list[TableVerification]:
+    """Verify the log of each table in `parts`, and its given Delta partitions; with None all, as `verify_tables`.
+
+    Nothing is learned of other partitions, whose files are not looked at: do not record such a result as that of the
+    table. `deep` is as for `verify_tables`.
+    """
+    examinations = [
+        _TableExamination(name, folder, parts[name])
+        for name, folder in iter_table_folders(lake.location)
+        if name in parts
+    ]
+    _examine_partitions(examinations, None, deep=deep)
+    return [examination.result for examination in examinations]
+
+
+def _examine_partitions(
+    examinations: Sequence[_TableExamination], partitions: Collection[str] | None, *, deep: bool
+) -> None:
+    """Read the partitions of tables, smallest first, within the limits unless `deep`; check the files of the others."""
     by_size = sorted(
         (
             (sum(file.bytes for file in partition_files), examination, name)
@@ -132,13 +163,6 @@ def verify_tables(
             examination.check_files(name)
             examination.result.unread += 1
             examination.result.unread_parts.append(name)
-    probes = [] if names is not None else write_check.list_leftover_probes(lake.location)
-    why = "left by a store probe that was killed or is still running"
-    unnamed = [f"{write_check.PROBE_FOLDER}/{probe.name} is {why}" for probe in probes]
-    return [
-        *(examination.result for examination in examinations),
-        *([TableVerification(write_check.PROBE_FOLDER, unnamed=unnamed)] if unnamed else []),
-    ]
 
 
 @dataclass(frozen=True)
@@ -257,10 +281,14 @@ def _format_commit_time(commit: Commit) -> str:
 
 
 class _TableExamination:
-    """One table under examination: the constructor reads its log, `read` one partition."""
+    """One table under examination: the constructor reads its log, `read` one partition.
 
-    def __init__(self, name: str, folder: str) -> None:
+    With `wanted`, only these Delta partitions are looked at.
+    """
+
+    def __init__(self, name: str, folder: str, wanted: Collection[str] | None = None) -> None:
         self._begin(name, folder)
+        self._wanted = wanted
         try:
             history = self._history()
             if not self.result.damage:
@@ -277,6 +305,7 @@ class _TableExamination:
         self.partitions: dict[str, list[DataFile]] = {}
         self.version: int | None = None
         self._folder = folder
+        self._wanted: Collection[str] | None = None
         # A state table derives from its log, and can be rebuilt.
         self._remedy = f"; remove {folder}: the next script that is applied rebuilds it" if is_state_table(name) else ""
         self._digests: dict[str, int] = {}
@@ -383,7 +412,8 @@ class _TableExamination:
             with translate_errors("opening it"):
                 self._list_partitions(opened)
                 self._attribute_foreign_commits()
-                self._list_unnamed(opened, history)
+                if self._wanted is None:
+                    self._list_unnamed(opened, history)
         except PlatformError as error:
             self._note_damage(f"its log cannot be read ({_format_error_line(error)})")
         except ForeignPath as error:
@@ -449,11 +479,14 @@ class _TableExamination:
     def _list_partitions(self, opened: OpenTable) -> None:
         self._partition_by = partition_by = tuple(opened.partition_columns())
         self._rule = commits.get_digest_rule(opened)
-        self._statistics = files.read_file_statistics(opened)
         # A partition without files has no rows, and its commits may have recorded that.
-        self.partitions = {name: [] for name in self._digests}
+        self.partitions = {name: [] for name in (self._digests if self._wanted is None else self._wanted)}
         for file in files.list_partition_files(opened, partition_by):
-            self.partitions.setdefault(row_hash.format_partition_name(partition_by, file.partition), []).append(file)
+            name = row_hash.format_partition_name(partition_by, file.partition)
+            if self._wanted is None or name in self.partitions:
+                self.partitions.setdefault(name, []).append(file)
+        paths = {file.path for partition in self.partitions.values() for file in partition}
+        self._statistics = files.read_file_statistics(opened, None if self._wanted is None else paths)
 
     def _list_unnamed(self, opened: OpenTable, history: Sequence[Commit]) -> None:
         """List the data files that no commit names: a log can lose its last commit without a gap."""

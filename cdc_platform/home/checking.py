@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from typing import TypeVar
@@ -32,6 +33,7 @@ from cdc_platform.checks import (
     not_judged_findings,
     record_verifications,
     run_family_audit,
+    uniqueness,
 )
 from cdc_platform.clock import Clock, Milliseconds, format_ms
 from cdc_platform.delta import (
@@ -44,15 +46,34 @@ from cdc_platform.delta import (
     lift_observed_mark,
     record_maintenance,
     track_reads,
+    verify_table_parts,
     verify_tables,
 )
 from cdc_platform.errors import NotFound, PlatformError
-from cdc_platform.lifecycle import audit_expiry, audit_live_generations, audit_ring_fit
-from cdc_platform.metastore import WHOLE_HOME, CheckRun, store_check_results
+from cdc_platform.lifecycle import audit_expiry, audit_live_generations, audit_newest_fit, audit_ring_fit
+from cdc_platform.metastore import WHOLE_HOME, CheckRun, read_table_checks, store_check_results
 from cdc_platform.settings import Settings
 from cdc_platform.spark import get_task_runner
-from cdc_platform.tables import TABLES
+from cdc_platform.tables import (
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_SWITCHES,
+    REMOVED_GENERATIONS,
+    STREAM_FINGERPRINTS,
+    STREAMS_DESCRIPTIONS,
+)
 from cdc_platform.timeline import Timeline
+
+GENERATION_AUDIT_TABLES = (
+    *inventory.INVENTORY_TABLES,
+    CDC_LOCAL,
+    GENERATION_DESCRIPTIONS,
+    GENERATION_SWITCHES,
+    REMOVED_GENERATIONS,
+    STREAMS_DESCRIPTIONS,
+    STREAM_FINGERPRINTS,
+)
+"""The tables that the audits of one generation read."""
 
 _Audit = tuple[InvariantFamily, Callable[[], list[Finding] | None]]
 _Value = TypeVar("_Value")
@@ -97,8 +118,8 @@ def check_home(
 ) -> CheckReport:
     """Judge every invariant of a generation (its UUID or time in ms), or of everything.
 
-    `deep` reads every row of every table, however large it is. `record_as` is the entry point under which the results
-    are recorded; None records nothing and writes nothing.
+    `deep` reads every row of every table, however large it is; for one generation, every row that its audit depends on.
+    `record_as` is the entry point under which the results are recorded; None records nothing and writes nothing.
 
     Raises:
         NotFound: the generation is unknown or removed, or there is nothing to check.
@@ -107,16 +128,13 @@ def check_home(
     with cache_file_reads():
         run = CheckRun.begin(lake, clock, record_as or "", name or WHOLE_HOME)
         # Verify before all else that the tables can be read.
-        verified = verify_tables(lake, deep=deep, names=None if generation is None else set(TABLES))
-        if generation is None:
-            results = _judge_home(lake, clock, settings, verified)
-        else:
-            results = _judge_generation(lake, generation, name or "", verified)
-        unrecorded = None if record_as is None else _record_results(run, results, verified)
-        if generation is None and record_as is not None and unrecorded is None:
-            unrecorded = _record_time(lake, clock)
         if generation is not None:
-            return CheckReport(name, results, unrecorded=unrecorded)
+            return _check_generation(run, generation, name or "", deep=deep, record=record_as is not None)
+        verified = verify_tables(lake, deep=deep)
+        results = _judge_home(lake, clock, settings, verified)
+        unrecorded = None if record_as is None else _record_results(run, results, verified)
+        if record_as is not None and unrecorded is None:
+            unrecorded = _record_time(lake, clock)
         sound = not any(result.failed for result in results)
         gaps = _read_or_default(lambda: describe_gaps(lake), [], strict=sound)
         whole = all(result.passed for result in results)
@@ -169,15 +187,74 @@ def _judge_home(
     return (*results, *_judge_family(STORAGE_FAMILY, audit_stored(verified)))
 
 
+def _check_generation(
+    run: CheckRun, generation: str | Milliseconds, name: str, *, deep: bool, record: bool
+) -> CheckReport:
+    """Judge one generation from its own rows, and from what it is compared with."""
+    lake = run.lake
+    with lake.table_cache.pin_versions():  # what is verified is what is judged
+        index = _read_verified_index(lake, name)
+        verified, whole = _verify_for_generation(lake, name, index, deep=deep)
+        results = _judge_generation(lake, generation, name, verified, index)
+    unrecorded = None
+    if record:
+        unrecorded = _record_results(run, results, [table for table in verified if table.name in whole])
+        if not any(table.damage or table.unexpected or table.foreign for table in verified):
+            with suppress(PlatformError, OSError):  # it only makes the next check faster
+                uniqueness.store_fingerprints(lake)
+    return CheckReport(name, results, unrecorded=unrecorded)
+
+
+def _read_verified_index(lake: Lake, name: str) -> uniqueness.FingerprintIndex:
+    """Return the stored fingerprints of all generations but one.
+
+    Return none if their table is not as it was committed, or cannot be read.
+    """
+    verified = verify_tables(lake, deep=True, names={STREAM_FINGERPRINTS.full_name})
+    if any(table.damage or table.unexpected or table.foreign for table in verified):
+        return uniqueness.EMPTY_INDEX
+    try:
+        own = inventory.find_generation(Timeline.read(lake), name)
+        return uniqueness.read_fingerprint_index(lake, None if own is None else own.id)
+    except Exception:  # noqa: BLE001 the tables of generations are damaged, and are verified as a whole
+        return uniqueness.EMPTY_INDEX
+
+
+def _verify_for_generation(
+    lake: Lake, name: str, index: uniqueness.FingerprintIndex, *, deep: bool
+) -> tuple[list[TableVerification], set[str]]:
+    """Verify what the audits of a generation depend on. Return the tables, and the names of those verified as a whole.
+
+    Of a table with partitions, only those that are read are verified, unless they or an earlier check have complaints.
+    """
+    parts: dict[str, Collection[str] | None] = dict.fromkeys(table.full_name for table in GENERATION_AUDIT_TABLES)
+    with suppress(Exception):  # a damaged log, or rows that cannot be read: verify all partitions
+        earlier = {check.table for check in read_table_checks(lake).values() if check.complaints}
+        chosen = inventory.list_partitions_to_read(lake, name, index.generations)
+        parts |= {table.full_name: names for table, names in chosen.items() if table.full_name not in earlier}
+    verified = verify_table_parts(lake, parts, deep=deep)
+    whole = {table.name for table in verified if parts[table.name] is None or table.complaints}
+    again = {name for name in whole if parts[name] is not None}
+    verified = [
+        *(table for table in verified if table.name not in again),
+        *(verify_tables(lake, deep=deep, names=again) if again else ()),
+    ]
+    return sorted(verified, key=lambda table: table.name), whole
+
+
 def _judge_generation(
-    lake: Lake, generation: str | Milliseconds, name: str, verified: Sequence[TableVerification]
+    lake: Lake,
+    generation: str | Milliseconds,
+    name: str,
+    verified: Sequence[TableVerification],
+    index: uniqueness.FingerprintIndex,
 ) -> tuple[CheckResult, ...]:
     """Return the results for one generation, with those of the damaged tables that its audits have read."""
     damaged = {table.name for table in verified if table.damage}
     with track_reads() as read:
         results = [
             result
-            for family, audit in _iter_generation_audits(lake, generation, name, damaged)
+            for family, audit in _iter_generation_audits(lake, generation, name, damaged, index)
             for result in _judge_family(family, run_family_audit(family, audit, verified))
         ]
     stored = audit_stored([table for table in verified if table.name in read and table.damage])
@@ -189,23 +266,21 @@ def _judge_family(family: InvariantFamily, findings: list[Finding] | None) -> li
 
 
 def _iter_generation_audits(
-    lake: Lake, generation: str | Milliseconds, name: str, damaged: set[str]
+    lake: Lake, generation: str | Milliseconds, name: str, damaged: set[str], index: uniqueness.FingerprintIndex
 ) -> Iterator[_Audit]:
     damaged = damaged & {table.full_name for table in inventory.INVENTORY_TABLES}
 
     def audit_generation() -> list[Finding]:
         Timeline.read(lake).assert_not_removed(generation)
-        entries = inventory.read_inventory(lake)
         if damaged:  # a Spark task that meets a damaged file fails with a page of stack trace
             return not_judged_findings(invariants.GENERATION_FAMILY, damaged)
-        inventory.find_inventory_generation(entries, name)  # refuse an unknown name before reading more
-        return audit_lake(get_task_runner(), lake, name)
+        return audit_lake(get_task_runner(), lake, name, index)
 
     def audit_fit() -> list[Finding] | None:
         newest = Timeline.read(lake).newest
         if newest is None or name not in (newest.id, format_ms(newest.time_ms)):
             return None
-        return [finding for finding in audit_ring_fit(lake) if finding.invariant == invariants.STREAMS_FIT_THE_RING]
+        return audit_newest_fit(lake)
 
     yield invariants.GENERATION_FAMILY, audit_generation
     yield invariants.REPAIR_FAMILY, audit_fit

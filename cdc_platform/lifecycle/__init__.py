@@ -11,6 +11,7 @@ __getattr__ = lazy_exports(
             "audit_expiry",
             "audit_live_generations",
             "audit_rewrite",
+            "audit_newest_fit",
             "audit_ring_fit",
             "find_misfits",
         ),

@@ -7,6 +7,7 @@ from cdc_platform.lifecycle import switch as switch
 from cdc_platform.lifecycle import tablets as tablets
 from cdc_platform.lifecycle.audits import audit_expiry as audit_expiry
 from cdc_platform.lifecycle.audits import audit_live_generations as audit_live_generations
+from cdc_platform.lifecycle.audits import audit_newest_fit as audit_newest_fit
 from cdc_platform.lifecycle.audits import audit_rewrite as audit_rewrite
 from cdc_platform.lifecycle.audits import audit_ring_fit as audit_ring_fit
 from cdc_platform.lifecycle.audits import find_misfits as find_misfits

@@ -180,12 +180,22 @@ def audit_ring_fit(lake: Lake) -> list[Finding]:
         first = unread[0]
         sample = f"generation {first.name} ({format_ms(first.time_ms)}) is known, and its description cannot be read"
     findings = [Finding(GENERATIONS_RETRIEVABLE, len(timeline.known), len(unread), sample)]
-    if repair_check is None or missing:
-        return findings
-    misfits = find_misfits(repair_check)
+    return [*findings, *_find_misfits(lake, repair_check)]
+
+
+def audit_newest_fit(lake: Lake) -> list[Finding]:
+    """Return the second finding of `audit_ring_fit` alone, without looking at older generations."""
+    return [] if Timeline.read(lake).newest is None else _find_misfits(lake, _repair_check(lake))
+
+
+def _find_misfits(lake: Lake, check: repair.RepairCheck | None) -> list[Finding]:
+    """Return the finding on the fit of the newest generation to the ring; none if its data is unknown or missing."""
+    if check is None or any(damage.condition in _NO_DATA_CONDITIONS for damage in check.reasons):
+        return []
+    misfits = find_misfits(check)
     sample = "; ".join(f"{damage.condition.value}: {damage.detail}" for damage in misfits)
     nodes = sum(status == STATUS_NORMAL for status in read_node_statuses(lake).values())
-    return [*findings, Finding(STREAMS_FIT_THE_RING, nodes, len(misfits), sample)]
+    return [Finding(STREAMS_FIT_THE_RING, nodes, len(misfits), sample)]
 
 
 def find_misfits(check: repair.RepairCheck) -> list[GenerationDamage]:

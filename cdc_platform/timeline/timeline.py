@@ -225,6 +225,10 @@ class Timeline:
         records = self._records
         return next((records.of(time_ms) for time_ms in records.times if records.id_of(time_ms) == id_), None)
 
+    def with_time(self, time_ms: Milliseconds) -> Generation | None:
+        """Return the generation with this time (ms), even if removed, or None if there never was one."""
+        return self._records.of(time_ms) if time_ms in self._records.time_set else None
+
     @cached_property
     def known(self) -> list[Generation]:
         """Return the generations that are not removed, oldest first."""
@@ -235,10 +239,11 @@ class Timeline:
         """Return the removed generations, oldest first; a few rows of the newest may remain briefly."""
         return [generation for generation in self.generations if generation.is_removed]
 
-    @property
+    @cached_property
     def newest(self) -> Generation | None:
         """Return the known generation with the greatest timestamp, or None."""
-        return self.known[-1] if self.known else None
+        newest_first = map(self._records.of, reversed(self._records.times))
+        return next((generation for generation in newest_first if not generation.is_removed), None)
 
     @cached_property
     def times_us(self) -> Int64s:
@@ -302,14 +307,9 @@ class Timeline:
 
     def assert_not_removed(self, name: str | Milliseconds) -> None:
         """Raise NotFound if the generation with this UUID (text) or timestamp (ms) was removed."""
-        for removed in self.removed:
-            if (
-                name in (removed.id, removed.time_ms)
-                and removed.removed_ms is not None
-                and removed.expired_ms is not None
-            ):
+        for time_ms, removal in sorted(self._records.removals.items()):
+            if name in (removal.id, time_ms):
                 label = name if isinstance(name, str) else format_ms(name)
-                removal = GenerationRemoval(removed.time_ms, removed.id, removed.expired_ms, removed.removed_ms)
                 raise UnknownGeneration(f"generation {label} {removal}")
 
 
@@ -348,6 +348,11 @@ class _GenerationRecords:
     @cached_property
     def times(self) -> list[Milliseconds]:
         """Return the times of all generations, ascending."""
+        return sorted(self.time_set)
+
+    @cached_property
+    def time_set(self) -> set[Milliseconds]:
+        """Return the times of all generations."""
         sources = (
             self.entered,
             self.committed,
@@ -357,7 +362,7 @@ class _GenerationRecords:
             self.listed,
             self.removals,
         )
-        return sorted(set().union(*sources))
+        return set().union(*sources)
 
     def id_of(self, time_ms: Milliseconds) -> str | None:
         """Return the UUID of the generation with this time, or None if only its time is known."""
