@@ -94,7 +94,7 @@ def tick(rehearsal: Rehearsal, cursor: str | None = None) -> SensorResult:
     return result
 
 
-def received(receiver: Receiver) -> list[tuple[str, str, str]]:
+def received_alerts(receiver: Receiver) -> list[tuple[str, str, str]]:
     """Return what arrived as (key, status, level)."""
     return [(message["key"], message["status"], message["level"]) for message in receiver.posted]
 
@@ -107,7 +107,7 @@ def test_failures_of_a_partition_are_one_alert_until_it_succeeds(
     for attempt in range(2, LONG_OUTAGE_ATTEMPTS + 2):
         fail_join(rehearsal, DISK_FULL, attempt=attempt)
     key = "run/join/p"
-    assert received(receiver) == [(key, "open", "warning"), (key, "open", "error")]
+    assert received_alerts(receiver) == [(key, "open", "warning"), (key, "open", "error")]
     message = receiver.posted[0]["message"]
     assert message.startswith(f"run {first.run_id} of job join of p failed: no space left on /lake; free some")
     assert message.endswith("it is repeated until it succeeds")
@@ -118,7 +118,7 @@ def test_failures_of_a_partition_are_one_alert_until_it_succeeds(
     for _ in range(2):
         with run_context(rehearsal, succeeded, "recovered_runs", DagsterEventType.RUN_SUCCESS) as context:
             recovered_runs(context)
-    assert received(receiver)[2:] == [(key, "resolved", "error")]
+    assert received_alerts(receiver)[2:] == [(key, "resolved", "error")]
     assert "geheim" not in json.dumps(receiver.posted)
 
 
@@ -136,7 +136,7 @@ def test_the_level_depends_on_the_recovery(
 ) -> None:
     """An outage is a warning at first; a failure that needs a person is an error."""
     fail_join(rehearsal, error)
-    ((_, _, actual),) = received(receiver)
+    ((_, _, actual),) = received_alerts(receiver)
     assert actual == level
     assert receiver.posted[0]["message"].endswith(end)
 
@@ -168,11 +168,11 @@ def test_the_age_of_the_inboxs_head_warns_and_then_fails(
         evaluations.append([(e.passed, e.severity) for e in result.asset_events if isinstance(e, AssetCheckEvaluation)])
     error, warn = AssetCheckSeverity.ERROR, AssetCheckSeverity.WARN
     assert evaluations == [[(True, warn)], [], [(False, warn)], [], [(False, error)], []]
-    heads = [entry for entry in received(receiver) if entry[0] == "inbox/head"]
+    heads = [entry for entry in received_alerts(receiver) if entry[0] == "inbox/head"]
     assert heads == [("inbox/head", "open", "warning"), ("inbox/head", "open", "error")]
     inbox.withdraw_event(lake, Clock(), inbox.read_pending_events(lake)[0].event_id)
     tick(rehearsal, cursor)
-    assert received(receiver)[-1] == ("inbox/head", "resolved", "error")
+    assert received_alerts(receiver)[-1] == ("inbox/head", "resolved", "error")
 
 
 def test_the_check_can_run_by_itself(rehearsal: Rehearsal, home: HomeLocation) -> None:
@@ -197,18 +197,18 @@ def test_reports_of_status_are_alerts_until_they_end(
     from cdc_platform.metastore import write_nodes
 
     tick(rehearsal)
-    assert received(receiver) == [], "an empty home has a notice alone"
+    assert received_alerts(receiver) == [], "an empty home has a notice alone"
     write_nodes(rehearsal.lake, nodes(2))
     log = Path(rehearsal.lake.path(NODES)) / "_delta_log" / f"{0:020}.json"
     content = log.read_bytes()
     log.write_text("{", encoding="utf-8")
     for _ in range(3):
         tick(rehearsal)
-    assert received(receiver) == [("status/table-unreadable", "open", "error")]
+    assert received_alerts(receiver) == [("status/table-unreadable", "open", "error")]
     assert receiver.posted[0]["command"] == f"cdc-platform check --home {home.path}"
     log.write_bytes(content)
     tick(rehearsal)
-    assert received(receiver)[1:] == [("status/table-unreadable", "resolved", "error")]
+    assert received_alerts(receiver)[1:] == [("status/table-unreadable", "resolved", "error")]
 
 
 def test_a_home_that_cannot_be_read_is_an_alert(
@@ -224,7 +224,7 @@ def test_a_home_that_cannot_be_read_is_an_alert(
         patched.setattr(module, "sync_home_alerts", raise_unavailable)
         tick(rehearsal)
     tick(rehearsal)
-    assert [entry for entry in received(receiver) if entry[0] == "home"] == [
+    assert [entry for entry in received_alerts(receiver) if entry[0] == "home"] == [
         ("home", "open", "error"),
         ("home", "resolved", "error"),
     ]

@@ -64,7 +64,7 @@ def create_failed_run(rehearsal: Rehearsal, generation_id: str) -> DagsterRun:
     return fail_run(rehearsal.instance, JOIN_JOB, tags, StateError("rows are missing"))
 
 
-def skipped(result: SensorResult) -> str:
+def skip_message(result: SensorResult) -> str:
     """Return why a tick requests no run."""
     assert not result.run_requests
     return result.skip_reason.skip_message or "" if result.skip_reason else ""
@@ -99,8 +99,8 @@ def test_a_bad_node_is_refused_in_one_line(rehearsal: Rehearsal, field: str, val
 def test_an_empty_inbox_requests_nothing(rehearsal: Rehearsal) -> None:
     """An empty inbox requests nothing, and the next tick recognizes that nothing has changed."""
     first = tick(rehearsal)
-    assert skipped(first) == "the inbox is empty"
-    assert skipped(tick(rehearsal, first.cursor)) == "nothing has changed since the inbox was empty"
+    assert skip_message(first) == "the inbox is empty"
+    assert skip_message(tick(rehearsal, first.cursor)) == "nothing has changed since the inbox was empty"
 
 
 def test_the_head_of_the_queue_is_requested(rehearsal: Rehearsal) -> None:
@@ -141,7 +141,7 @@ def test_a_lost_cursor_loses_nothing(rehearsal: Rehearsal) -> None:
 def test_no_second_run_during_the_first(rehearsal: Rehearsal, status: DagsterRunStatus) -> None:
     """While a run of the join is in progress, whatever started it, no other is requested."""
     run = create_run(rehearsal, enqueue(rehearsal, 1), status)
-    assert run.run_id in skipped(tick(rehearsal))
+    assert run.run_id in skip_message(tick(rehearsal))
 
 
 def test_a_failed_run_is_requested_again(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,7 +154,7 @@ def test_a_failed_run_is_requested_again(rehearsal: Rehearsal, monkeypatch: pyte
         assert [request.run_key for request in requests] == [f"{generation_id}/{attempt}"]
         assert requests[0].tags["dagster/max_retries"] == "0"
         last_run = create_failed_run(rehearsal, generation_id)
-    message = skipped(tick(rehearsal))
+    message = skip_message(tick(rehearsal))
     assert last_run is not None
     assert last_run.run_id in message
     assert f"bootstrap --withdraw {inbox.read_pending_events(rehearsal.lake)[0].event_id}" in message
@@ -176,9 +176,9 @@ def test_joins_of_a_running_command_are_left_to_it(rehearsal: Rehearsal) -> None
     """The sensor requests no join while a command runs joins; after its end or kill it requests the waiting one."""
     generation_id = enqueue(rehearsal, 1)
     with shared_lock(rehearsal.lake, JOIN_COMMANDS_LOCK):
-        assert skipped(tick(rehearsal)).startswith("a command is running joins in this home")
+        assert skip_message(tick(rehearsal)).startswith("a command is running joins in this home")
         with shared_lock(rehearsal.lake, JOIN_COMMANDS_LOCK):
-            assert skipped(tick(rehearsal)).startswith("a command is running joins in this home")
+            assert skip_message(tick(rehearsal)).startswith("a command is running joins in this home")
     requested = [request.partition_key for request in tick(rehearsal).run_requests or []]
     assert requested == [rehearsal.partition(generation_id)]
 

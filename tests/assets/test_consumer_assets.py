@@ -101,7 +101,7 @@ def copy(hour_us: Microseconds, tables: Sequence[str] | None = None) -> ExecuteI
         )
 
 
-def refusal(result: ExecuteInProcessResult) -> str:
+def failure_message(result: ExecuteInProcessResult) -> str:
     """Return the message with which a run failed, on one line and without retries."""
     assert not result.success
     assert not any(event.event_type is DagsterEventType.STEP_UP_FOR_RETRY for event in result.all_events)
@@ -112,7 +112,7 @@ def refusal(result: ExecuteInProcessResult) -> str:
     return failure_data.description or ""
 
 
-def checked(result: ExecuteInProcessResult) -> dict[str, bool]:
+def check_outcomes(result: ExecuteInProcessResult) -> dict[str, bool]:
     """Return the checks of a run and whether they passed."""
     return {evaluation.check_name: evaluation.passed for evaluation in result.get_asset_check_evaluations()}
 
@@ -140,7 +140,7 @@ def test_an_hour_has_its_rows_across_a_switch(lake: Lake) -> None:
     """The hour excludes its end and is split at the generations; the metadata counts by operation and by generation."""
     result = copy(ONE)
     assert result.success
-    assert checked(result) == GOOD
+    assert check_outcomes(result) == GOOD
     assert times_of(sink(lake)) == [ONE, SWITCH_US - 1, SWITCH_US, TWO - 1]
     metadata = result.asset_materializations_for_node("platform__consumed_hours")[0].metadata
     assert metadata["dagster/row_count"].value == 4
@@ -163,7 +163,7 @@ def test_a_log_without_a_generation_does_not_delay_the_others(tmp_path: Path, mo
     assert hourly.list_due_hours(lake, Clock(READABLE_US), 24)[:2] == [NOON, ONE]
     assert copy(ONE).success
     assert times_of(sink(lake, "tabs")) == [ONE]
-    refused = refusal(copy(ONE, ["ks.t"]))
+    refused = failure_message(copy(ONE, ["ks.t"]))
     assert "no generation is known in which ks.t could have rows" in refused
 
 
@@ -236,7 +236,7 @@ def test_late_rows_are_found_and_copied_with_the_next_materialization(lake: Lake
     }
     [line, _] = audit_hours(lake, ONE)
     assert "2 of 6 rows of the log are not in ks.t_scylla_cdc_log_hourly, 0 others are" in line.sample
-    assert checked(copy(ONE)) == GOOD
+    assert check_outcomes(copy(ONE)) == GOOD
     assert times_of(sink(lake)) == sorted([*TIMES[:7], ONE + 5, ONE + 6])
 
 
@@ -248,7 +248,7 @@ def test_duplicate_rows_are_found_and_repaired(lake: Lake) -> None:
     [log, once] = audit_hours(lake, NOON)
     assert (log.violations, once.violations) == (0, 1)
     assert "3 of 6 rows" in once.sample
-    assert checked(copy(NOON)) == GOOD
+    assert check_outcomes(copy(NOON)) == GOOD
     assert times_of(sink(lake)) == TIMES[:3]
 
 
@@ -256,7 +256,7 @@ def test_copied_rows_stay_when_the_log_loses_them(lake: Lake) -> None:
     """An hour of a log that lost rows is not copied over the earlier copy, and the check reports it."""
     assert copy(NOON).success
     lake.delete(log_table(schema(lake)), [("cdc$timestamp", "=", datetime_from_us(START_US))])
-    assert "has 1 rows from" in refusal(copy(NOON))
+    assert "has 1 rows from" in failure_message(copy(NOON))
     assert times_of(sink(lake)) == TIMES[:3]
     assert [line.violations for line in audit_hours(lake)] == [1, 0]
 
@@ -274,7 +274,7 @@ def test_a_recreated_table_is_not_compared_with_its_old_rows(lake: Lake, created
     lake.ensure(table)
     write(lake, [Microseconds(TWO + 5_000)])
     assert [line.violations for line in audit_hours(lake)] == [0, 0]
-    assert checked(copy(TWO)) == GOOD
+    assert check_outcomes(copy(TWO)) == GOOD
     assert times_of(sink(lake)) == [*TIMES[:3], TWO + 5_000]
 
 
@@ -304,7 +304,7 @@ def test_a_tablet_based_table_is_copied_set_by_set(tmp_path: Path) -> None:
 def test_an_unfinished_hour_is_refused(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
     """An hour can be read once its last microsecond is older than the safety window; nothing is written before."""
     stop_clock(Microseconds(READABLE_US - 2), monkeypatch)
-    assert "cannot be read before 2026-01-31T15:00:29.999999Z" in refusal(copy(TWO))
+    assert "cannot be read before 2026-01-31T15:00:29.999999Z" in failure_message(copy(TWO))
     assert not lake.exists(CONSUMERS)
     stop_clock(Microseconds(READABLE_US - 1), monkeypatch)
     assert copy(TWO).success
@@ -315,7 +315,7 @@ def test_a_generation_whose_streams_are_incomplete_is_refused(lake: Lake) -> Non
     """The whole hour of the switch waits, including the part before the switch; the previous hour does not."""
     rows = lake.read(STREAMS_DESCRIPTIONS_V2, filters=[("time", "=", datetime_from_us(SWITCH_US))])
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", datetime_from_us(SWITCH_US)), ("range_end", ">", 0)])
-    assert "not all published yet" in refusal(copy(ONE))
+    assert "not all published yet" in failure_message(copy(ONE))
     assert not lake.exists(CONSUMERS)
     assert copy(NOON).success
     lake.merge(STREAMS_DESCRIPTIONS_V2, rows, update=False)
@@ -332,7 +332,7 @@ def test_an_hour_of_a_removed_generation_is_refused(lake: Lake) -> None:
     for now_us, known_generations in ((later, 2), (later + 2 * HOUR, 1)):
         expiry.expire_generations(lake, Clock(Microseconds(now_us)), Settings())
         assert lake.read(GENERATION_TIMESTAMPS).num_rows == known_generations
-    assert "which has been removed" in refusal(copy(NOON))
+    assert "which has been removed" in failure_message(copy(NOON))
     consumers.forget_consumer(lake, "hourly", "ks", "t")
     assert copy(ONE).success
     assert times_of(sink(lake)) == TIMES[:-1]
@@ -357,7 +357,7 @@ def test_a_killed_run_can_be_repeated(lake: Lake, point: str) -> None:
     assert killed.returncode == -signal.SIGKILL, killed.stderr.decode()
     assert position(lake) == START_US - 1
     assert len(times_of(sink(lake))) == (0 if point == failpoints.BEFORE_SINK else 3)
-    assert checked(copy(NOON)) == GOOD
+    assert check_outcomes(copy(NOON)) == GOOD
     assert times_of(sink(lake)) == TIMES[:3]
     assert position(lake) == ONE - 1
 
@@ -387,13 +387,13 @@ def test_large_hours_are_copied_in_parts(lake: Lake, monkeypatch: pytest.MonkeyP
     for part in range(3):
         write(lake, [Microseconds(ONE + 1000 * part + 10), Microseconds(ONE + 1000 * part + 20)])
     monkeypatch.setattr(reader, "MAX_ROWS_IN_MEMORY", 1)
-    assert checked(copy(ONE)) == GOOD
+    assert check_outcomes(copy(ONE)) == GOOD
     version = lake.version(reader.sink_table(schema(lake), "hourly"))
     assert version is not None
     assert version > 2
     monkeypatch.setattr(reader, "MAX_ROWS_IN_MEMORY", 4)
     write(lake, [Microseconds(ONE + 15)])
-    assert checked(copy(ONE)) == GOOD
+    assert check_outcomes(copy(ONE)) == GOOD
     assert len(times_of(sink(lake))) == 11
 
 
@@ -407,11 +407,11 @@ def test_columns_are_added_and_dropped(lake: Lake) -> None:
     assert lake.stored_schema(reader.sink_table(schema(lake), "hourly")).names[-2:] == ["w", "cdc$deleted_w"]
     assert sorted(lake.stored_schema(table).names) == sorted(table.schema.names)
     late_values = append_to_widened_log(lake, [Microseconds(NOON + 20 * 60_000_000)])
-    assert checked(copy(NOON)) == GOOD
+    assert check_outcomes(copy(NOON)) == GOOD
     assert [value for value in sink(lake)["w"].to_pylist() if value is not None] == late_values
     cdc_tables.alter_cdc_table(lake, Clock(TWO), "ks", "t", ddl=ddl("w"))
     append_to_widened_log(lake, [Microseconds(NOON + 21 * 60_000_000)])
-    assert checked(copy(NOON)) == GOOD
+    assert check_outcomes(copy(NOON)) == GOOD
     whole = lake.widen(reader.sink_table(schema(lake), "hourly"))
     values = [row["v"] for row in lake.read(whole).to_pylist() if row["v"] is not None]
     assert sorted(values) == sorted(when // 1_000_000 % 3600 for when in TIMES[:3])
@@ -435,7 +435,7 @@ def test_all_logs_or_the_named_ones_are_copied(lake: Lake) -> None:
     assert copy(NOON, ["ks.u"]).success
     assert not lake.exists(reader.sink_table(schema(lake), "hourly"))
     assert hourly.list_due_hours(lake, Clock(READABLE_US), 2) == [NOON, ONE]
-    assert checked(copy(NOON)) == GOOD
+    assert check_outcomes(copy(NOON)) == GOOD
     assert times_of(sink(lake)) == TIMES[:3]
     assert times_of(sink(lake, "u")) == [Microseconds(START_US + 7)]
     assert position(lake, "u") == ONE - 1
@@ -454,7 +454,7 @@ def test_all_logs_or_the_named_ones_are_copied(lake: Lake) -> None:
 def test_bad_tables_are_refused_in_one_line(lake: Lake, tables: list[str], says: str) -> None:
     """All table names are validated before any table is written."""
     cdc_tables.add_cdc_table(lake, Clock(START_US), "ks", "bare", ttl_seconds=60, ddl=ddl("v", table="bare"))
-    assert says in refusal(copy(NOON, tables))
+    assert says in failure_message(copy(NOON, tables))
     assert not lake.exists(CONSUMERS)
     assert not lake.exists(CONSUMED_HOURS)
 

@@ -94,7 +94,7 @@ def metadata(result: ExecuteInProcessResult) -> dict[str, Any]:
     return {name: value.value for name, value in event.metadata.items()}
 
 
-def verdicts(result: ExecuteInProcessResult) -> dict[str, bool]:
+def check_outcomes(result: ExecuteInProcessResult) -> dict[str, bool]:
     """Return the results of the checks."""
     return {
         evaluation.check_name: evaluation.passed
@@ -113,7 +113,7 @@ def test_the_plan_marks_and_removes_nothing(lake: Lake) -> None:
     assert event_metadata["growth"].startswith("![forecast](/shown/pictures/")
     assert len(event_metadata["purge_plan"].records) == 4
     assert len(event_metadata["forecast"].records) == 11
-    assert verdicts(result) == FINE
+    assert check_outcomes(result) == FINE
     assert [generation.expired_ms for generation in Timeline.read(lake).known] == [EXPIRED_MS, None, None, None]
     assert metadata(execute(PLAN_JOB))["marked"] == 0
 
@@ -125,7 +125,7 @@ def test_the_plan_of_an_empty_platform_succeeds(tmp_path: Path, monkeypatch: pyt
     assert result.success
     assert (metadata(result)["generations"], metadata(result)["dagster/row_count"]) == (0, 0)
     assert "import a ring snapshot" in metadata(result)["forecast"]
-    assert verdicts(result) == FINE
+    assert check_outcomes(result) == FINE
     assert not any(Lake(tmp_path / "empty" / "lake").exists(table) for table in TABLES.values())
 
 
@@ -154,7 +154,7 @@ def test_the_job_removes_the_same_as_the_command(lake: Lake, monkeypatch: pytest
     versions = [lake.version(table) for table in TABLES.values()]
     assert execute(EXPIRE_JOB).success
     assert [lake.version(table) for table in TABLES.values()] == versions
-    assert all(verdicts(execute(PLAN_JOB)).values())
+    assert all(check_outcomes(execute(PLAN_JOB)).values())
 
 
 @pytest.mark.parametrize("grace_ms", [GRACE_MS, 0])
@@ -193,7 +193,7 @@ def test_a_marked_generation_in_use_fails_the_check(lake: Lake) -> None:
     assert execute(PLAN_JOB).success
     add_table(lake, 0, name="late")
     result = execute(PLAN_JOB)
-    assert verdicts(result) == FINE | {"expired_not_held": False}
+    assert check_outcomes(result) == FINE | {"expired_not_held": False}
     (failed,) = [evaluation for evaluation in result.get_asset_check_evaluations() if not evaluation.passed]
     assert "ks.late can hold rows of it" in (failed.description or "")
 
@@ -205,19 +205,19 @@ def test_partial_removals_fail_the_checks(lake: Lake, monkeypatch: pytest.Monkey
     plan = expiry.plan_expiry(lake, at(EXPIRED_MS + GRACE_MS), Settings())
     removals = expiry.begin_removals(lake, at(EXPIRED_MS + GRACE_MS), plan)
     expiry.remove_generation_rows(lake, GENERATION_TIMESTAMPS, removals)
-    results = verdicts(execute(PLAN_JOB))
+    results = check_outcomes(execute(PLAN_JOB))
     assert results == FINE | {"none_half_removed": False}
     expiry.expire_generations(lake, at(EXPIRED_MS + GRACE_MS), Settings())
-    assert all(verdicts(execute(PLAN_JOB)).values())
+    assert all(check_outcomes(execute(PLAN_JOB)).values())
     local = {"host_id": str(uuid.UUID(int=1)), "key": "cdc_local", "streams_timestamp": TIMES_MS[0], "uuid": IDS[0]}
     write(lake, CDC_LOCAL, local)
-    results = verdicts(execute(PLAN_JOB))
+    results = check_outcomes(execute(PLAN_JOB))
     assert results.pop("node_generation_not_removed") is False
     results.pop("nodes_know_generation")  # where the node is in the ring, it is outdated as well
     assert all(results.values())
     write(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": START_MS + 90 * DAY_MS, "expired": None})
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows > 0
-    assert verdicts(execute(PLAN_JOB))["none_half_removed"] is False
+    assert check_outcomes(execute(PLAN_JOB))["none_half_removed"] is False
 
 
 def request_at_noon(

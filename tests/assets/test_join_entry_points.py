@@ -71,12 +71,12 @@ def damage_of(table: Table, change: Callable[[list[Row]], list[Row] | None]) -> 
     return damage
 
 
-def wrong_start(rows: list[Row]) -> None:
+def shift_start(rows: list[Row]) -> None:
     """Start a range a token late."""
     rows[1]["range_start"] += 1
 
 
-def moved_end(rows: list[Row]) -> None:
+def move_end(rows: list[Row]) -> None:
     """Put a vnode's end inside a range."""
     rows[1]["range_end"] -= 1
     rows[2]["range_start"] -= 1
@@ -87,47 +87,47 @@ def duplicate_range(rows: list[Row]) -> list[Row]:
     return [*rows, rows[0]]
 
 
-def stray(rows: list[Row]) -> None:
+def move_stream(rows: list[Row]) -> None:
     """Move a stream into another range."""
     rows[0]["streams"][0] = with_token(rows[0]["streams"][0], rows[1]["range_end"])
 
 
-def backwards(rows: list[Row]) -> None:
+def reverse_streams(rows: list[Row]) -> None:
     """Reverse the streams of a range."""
     rows[0]["streams"].reverse()
 
 
-def version_two(rows: list[Row]) -> None:
+def set_version_two(rows: list[Row]) -> None:
     """Give a stream ID an unknown version."""
     rows[0]["streams"][0] = with_low_bits(rows[0]["streams"][0], version=2)
 
 
-def repeated(rows: list[Row]) -> None:
+def repeat_idle_stream(rows: list[Row]) -> None:
     """Give two shards that own nothing of a range the same stream."""
     streams = rows[CROWDED]["streams"]
     at_end = [index for index, stream in enumerate(streams) if stream[:8] == streams[-1][:8]]
     streams[at_end[0]] = streams[at_end[1]]
 
 
-def one_more(rows: list[Row]) -> list[Row]:
+def add_token(rows: list[Row]) -> list[Row]:
     """Return a valid generation over a ring with one more token."""
     new_rows = generation_rows({**OWNERS, 2**62 + 2**61: (8, 4)})
     return [row | {"owner": rows[0]["owner"]} for row in new_rows]
 
 
-def greater_claim(rows: list[Row]) -> None:
+def raise_claim(rows: list[Row]) -> None:
     """Let the rows claim one more row than exists."""
     for row in rows:
         row["num_ranges"] += 1
 
 
-def other_bits(rows: list[Row]) -> None:
+def change_random_bits(rows: list[Row]) -> None:
     """Replace a stream by a possible one that the previous step does not have."""
     stream = rows[0]["streams"][0]
     rows[0]["streams"][0] = stream[:8] + bytes([stream[8] ^ 1]) + stream[9:]
 
 
-def shared(lake: Lake, generation_id: str) -> None:
+def share_streams(lake: Lake, generation_id: str) -> None:
     """Give another generation the same streams."""
     rows = lake.read(TOPOLOGY_DESCRIPTIONS, filters=[("generation_id", "=", generation_id)]).to_pylist()
     names = GENERATION_DESCRIPTIONS_V2.schema.names
@@ -136,12 +136,12 @@ def shared(lake: Lake, generation_id: str) -> None:
     lake.merge(GENERATION_DESCRIPTIONS_V2, schema.empty_table().from_pylist(other_rows, schema=schema), update=False)
 
 
-def one_lost(lake: Lake, generation_id: str) -> None:
+def delete_published_row(lake: Lake, generation_id: str) -> None:
     """Delete a published row after the timestamp is written."""
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("range_end", "=", 3)])
 
 
-def swapped_cell(lake: Lake, generation_id: str) -> None:
+def swap_cell_streams(lake: Lake, generation_id: str) -> None:
     """Swap two streams in the cell of the first format."""
     time_ms = generations.read_generation_time_ms(lake, generation_id)
     assert time_ms is not None
@@ -154,27 +154,27 @@ def swapped_cell(lake: Lake, generation_id: str) -> None:
 
 DESCRIBED, INSERTED, PUBLISHED = TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2
 V2_SEEDS: list[tuple[Table, str, Damage]] = [
-    (DESCRIBED, "ring_covered_once", damage_of(DESCRIBED, wrong_start)),
-    (DESCRIBED, "refines_vnodes", damage_of(DESCRIBED, moved_end)),
-    (DESCRIBED, "vnode_colocation", damage_of(DESCRIBED, stray)),
-    (DESCRIBED, "shard_colocation", damage_of(DESCRIBED, backwards)),
-    (DESCRIBED, "stream_format", damage_of(DESCRIBED, version_two)),
-    (DESCRIBED, "streams_unique", damage_of(DESCRIBED, repeated)),
-    (DESCRIBED, "row_count", damage_of(DESCRIBED, one_more)),
-    (DESCRIBED, "streams_unique_across_generations", shared),
+    (DESCRIBED, "ring_covered_once", damage_of(DESCRIBED, shift_start)),
+    (DESCRIBED, "refines_vnodes", damage_of(DESCRIBED, move_end)),
+    (DESCRIBED, "vnode_colocation", damage_of(DESCRIBED, move_stream)),
+    (DESCRIBED, "shard_colocation", damage_of(DESCRIBED, reverse_streams)),
+    (DESCRIBED, "stream_format", damage_of(DESCRIBED, set_version_two)),
+    (DESCRIBED, "streams_unique", damage_of(DESCRIBED, repeat_idle_stream)),
+    (DESCRIBED, "row_count", damage_of(DESCRIBED, add_token)),
+    (DESCRIBED, "streams_unique_across_generations", share_streams),
     (INSERTED, "ring_covered_once", damage_of(INSERTED, duplicate_range)),
-    (INSERTED, "vnode_colocation", damage_of(INSERTED, stray)),
-    (INSERTED, "shard_colocation", damage_of(INSERTED, backwards)),
-    (INSERTED, "stream_format", damage_of(INSERTED, version_two)),
-    (INSERTED, "streams_unique", damage_of(INSERTED, repeated)),
-    (INSERTED, "row_count", damage_of(INSERTED, greater_claim)),
-    (INSERTED, "published_equals_description", damage_of(INSERTED, other_bits)),
-    (PUBLISHED, "published_equals_description", damage_of(PUBLISHED, other_bits)),
-    (GENERATION_TIMESTAMPS, "timestamp_complete", one_lost),
+    (INSERTED, "vnode_colocation", damage_of(INSERTED, move_stream)),
+    (INSERTED, "shard_colocation", damage_of(INSERTED, reverse_streams)),
+    (INSERTED, "stream_format", damage_of(INSERTED, set_version_two)),
+    (INSERTED, "streams_unique", damage_of(INSERTED, repeat_idle_stream)),
+    (INSERTED, "row_count", damage_of(INSERTED, raise_claim)),
+    (INSERTED, "published_equals_description", damage_of(INSERTED, change_random_bits)),
+    (PUBLISHED, "published_equals_description", damage_of(PUBLISHED, change_random_bits)),
+    (GENERATION_TIMESTAMPS, "timestamp_complete", delete_published_row),
 ]
 V1_SEEDS: list[tuple[Table, str, Damage]] = [
-    (INSERTED, "shard_colocation", swapped_cell),
-    (PUBLISHED, "published_equals_description", damage_of(PUBLISHED, other_bits)),
+    (INSERTED, "shard_colocation", swap_cell_streams),
+    (PUBLISHED, "published_equals_description", damage_of(PUBLISHED, change_random_bits)),
 ]
 SEEDS = [("V2", *seed) for seed in V2_SEEDS] + [("V1", *seed) for seed in V1_SEEDS]
 

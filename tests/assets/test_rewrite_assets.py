@@ -71,7 +71,7 @@ def run_job(rehearsal: Rehearsal, **config: Any) -> ExecuteInProcessResult:
     )
 
 
-def skipped(result: SensorResult | RunRequest | SkipReason) -> str:
+def skip_message(result: SensorResult | RunRequest | SkipReason) -> str:
     """Return why no run was requested."""
     reason = result.skip_reason if isinstance(result, SensorResult) else result
     assert isinstance(reason, SkipReason), result
@@ -156,20 +156,20 @@ def test_the_sensor_requests_a_run_while_its_conditions_hold(rehearsal: Rehearsa
     """It needs a live timestamp missing from the new table, and a node that is not marked."""
     lake, instance = rehearsal.lake, rehearsal.instance
     old_cluster(lake, [], tables=[])
-    assert "no V1 streams table" in skipped(tick(lake, instance))
+    assert "no V1 streams table" in skip_message(tick(lake, instance))
     cells = old_cluster(lake, times(2), tables=[("orders", 0)])
     first = tick(lake, instance)
     assert len(first.run_requests) == 1
     # Ticks without a cursor, or before the run has begun, request the same run.
     assert tick(lake, instance).run_requests[0].run_key == first.run_requests[0].run_key
-    assert "dont_rewrite_streams" in skipped(tick(lake, instance, dont_rewrite_streams=True))
+    assert "dont_rewrite_streams" in skip_message(tick(lake, instance, dont_rewrite_streams=True))
     # Another process publishes all of them, so nothing is left although no node is marked.
     for time_ms, cell in cells.items():
         publish.write_published_streams(lake, Milliseconds(time_ms), cell)
         publish.write_published_timestamp(lake, Milliseconds(time_ms))
     idle = tick(lake, instance)
-    assert "every V1 generation that can still hold rows is rewritten" in skipped(idle)
-    assert "no table has changed" in skipped(tick(lake, instance, idle.cursor))
+    assert "every V1 generation that can still hold rows is rewritten" in skip_message(idle)
+    assert "no table has changed" in skip_message(tick(lake, instance, idle.cursor))
     # One more missing timestamp is another state and another run; then one node after the other is marked.
     lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_ms(Milliseconds(times(2)[0])))])
     second = tick(lake, instance, idle.cursor)
@@ -178,7 +178,7 @@ def test_the_sensor_requests_a_run_while_its_conditions_hold(rehearsal: Rehearsa
     lake.delete(GENERATION_TIMESTAMPS, [("time", "=", datetime_from_ms(Milliseconds(times(2)[0])))])
     assert len(tick(lake, instance).run_requests) == 1
     rewrite_streams_tables(lake, NOW, Settings(), force=True)
-    assert "every node of the ring is marked as rewritten" in skipped(tick(lake, instance))
+    assert "every node of the ring is marked as rewritten" in skip_message(tick(lake, instance))
 
 
 def test_the_sensor_gives_up_if_a_repetition_would_fail_too(
@@ -189,9 +189,9 @@ def test_the_sensor_gives_up_if_a_repetition_would_fail_too(
     old_cluster(lake, times(1))
     request = tick(lake, instance).run_requests[0]
     assert not run_job(rehearsal, nodes=["00000000-0000-0000-0000-0000000000ff"], tags=request.tags).success
-    assert "the next attempt starts at" in skipped(tick(lake, instance))
+    assert "the next attempt starts at" in skip_message(tick(lake, instance))
     advance_retries(monkeypatch, HOUR_US)
-    assert skipped(tick(lake, instance)).endswith("fix what it reports, then run: cdc-platform rewrite")
+    assert skip_message(tick(lake, instance)).endswith("fix what it reports, then run: cdc-platform rewrite")
 
 
 def test_sensor_and_schedule_together_request_one_run(rehearsal: Rehearsal) -> None:
@@ -201,7 +201,7 @@ def test_sensor_and_schedule_together_request_one_run(rehearsal: Rehearsal) -> N
     assert isinstance(request_scheduled_rewrite(lake, Settings(), instance, NOON), RunRequest)
     running = instance.create_run_for_job(defs.resolve_job_def(REWRITE_JOB), status=DagsterRunStatus.STARTED)
     for result in (tick(lake, instance), request_scheduled_rewrite(lake, Settings(), instance, NOON)):
-        assert f"run {running.run_id} is " in skipped(result)
+        assert f"run {running.run_id} is " in skip_message(result)
     instance.delete_run(running.run_id)
     assert run_job(rehearsal).success
     assert run_job(rehearsal, force=True).success
@@ -211,7 +211,7 @@ def test_sensor_and_schedule_together_request_one_run(rehearsal: Rehearsal) -> N
 def test_the_schedule_requests_runs_until_every_node_is_marked(rehearsal: Rehearsal) -> None:
     """Markers are written even if nothing is left to rewrite. The schedule runs by default and states why it skips."""
     assert hourly_rewrite.default_status.value == "RUNNING"
-    assert skipped(request_scheduled_rewrite(rehearsal.lake, Settings(), rehearsal.instance, NOON)) == (
+    assert skip_message(request_scheduled_rewrite(rehearsal.lake, Settings(), rehearsal.instance, NOON)) == (
         "there is no V1 streams table"
     )
     lake, instance = rehearsal.lake, rehearsal.instance

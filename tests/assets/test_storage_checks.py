@@ -61,7 +61,7 @@ from cdc_platform_assets.storage_checks import STORAGE_CHECKED_ASSETS, AssetPart
 from cdc_platform_assets.tables import AUDIT_JOB
 
 GRAPH = defs.get_repository_def().asset_graph
-Place = tuple[str, str, str | None]
+ResultKey = tuple[str, str, str | None]
 """An asset, a check and a partition."""
 
 
@@ -73,7 +73,7 @@ class World:
     lake: Lake
     instance: DagsterInstance
 
-    def statuses(self) -> dict[Place, str]:
+    def statuses(self) -> dict[ResultKey, str]:
         """Return the newest status of each result of the storage checks."""
         keys = [key for key in GRAPH.asset_check_keys if key.name in STORAGE_FAMILY.invariants]
         infos = self.instance.event_log_storage.get_asset_check_partition_info(keys)
@@ -106,26 +106,26 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
         patched.setenv(HOME_VARIABLE, str(home))
         created = World(home, Lake(home / "lake"), instance)
         created.sync()
-        by_audit(created, "")
+        judge_by_audit(created, "")
         for part in list_asset_parts(created.lake, instance):
             PARTS.setdefault(part.table.full_name, []).append(part)
         assert set(created.statuses().values()) == {"SUCCEEDED"}
         yield created
 
 
-def by_audit(world: World, table: str) -> None:
+def judge_by_audit(world: World, table: str) -> None:
     """Judge with the job `audit_tables`; the sensor does not tick."""
     assert defs.resolve_job_def(AUDIT_JOB).execute_in_process(run_config=QUIET, instance=world.instance).success
 
 
-def by_command(world: World, table: str) -> None:
+def judge_by_command(world: World, table: str) -> None:
     """Judge with the command and synchronize its results, ignoring tables of the home that cannot be read."""
     assert run("--home", world.home, "check").exit_code in (0, 1)
     with suppress(PlatformError):
         world.sync()
 
 
-def by_run(world: World, table: str) -> None:
+def judge_by_run(world: World, table: str) -> None:
     """Judge by executing an asset's checks without a partition, as the button on the Checks tab does."""
     assets = {part.asset for part in world.parts(table)}
     keys = {key for key in GRAPH.asset_check_keys if key.asset_key in assets and key.name in STORAGE_FAMILY.invariants}
@@ -139,7 +139,11 @@ def execute_checks(world: World, keys: set[AssetCheckKey]) -> ExecuteInProcessRe
     return subset.execute_in_process(run_config=QUIET, instance=world.instance, raise_on_error=False)
 
 
-ENTRY_POINTS: dict[str, Callable[[World, str], None]] = {"check": by_command, "audit": by_audit, "run": by_run}
+ENTRY_POINTS: dict[str, Callable[[World, str], None]] = {
+    "check": judge_by_command,
+    "audit": judge_by_audit,
+    "run": judge_by_run,
+}
 # The logs of the home are stored tables of one asset, and so are the tables with their hourly copies.
 TABLES_OF_ASSETS = sorted(
     {table.full_name for table, _ in STORAGE_CHECKED_ASSETS.values() if table.full_name in TABLES} | {LOGS[0], LOGS[2]}
@@ -160,15 +164,15 @@ def visible_row(world: World, table: str) -> dict[str, object]:
     return rows[-1]
 
 
-def append(world: World, table: str, row: dict[str, object]) -> set[Place]:
+def append_foreign_row(world: World, table: str, row: dict[str, object]) -> set[ResultKey]:
     """Append a row as a foreign writer; return the results that it has to fail."""
     folder, changed_part = world.folder(table), part_name(table, row)
     schema = pa.schema(DeltaTable(folder).schema())
     write_deltalake(folder, pa.Table.from_pylist([row], schema=schema), mode="append")
-    return places(table, changed_part, ROWS_AS_COMMITTED, COMMITS_KNOWN)
+    return result_keys(table, changed_part, ROWS_AS_COMMITTED, COMMITS_KNOWN)
 
 
-def places(table: str, changed_part: str, *names: str) -> set[Place]:
+def result_keys(table: str, changed_part: str, *names: str) -> set[ResultKey]:
     """Return the results of these checks on the partitions that show a part of a table."""
     return {
         (part.asset.to_user_string(), str(name), part.partition)
@@ -182,7 +186,7 @@ PARTS: dict[str, list[AssetPart]] = {}
 """The partitions that show each table of the home, recorded while it is sound."""
 
 
-def differences(world: World, before: dict[Place, str]) -> dict[Place, str]:
+def changed_statuses(world: World, before: dict[ResultKey, str]) -> dict[ResultKey, str]:
     """Return the results whose status changed, without the plans that a run over all partitions leaves."""
     return {
         key: status for key, status in world.statuses().items() if status != before.get(key) and status != "PLANNED"
@@ -195,14 +199,14 @@ def differences(world: World, before: dict[Place, str]) -> dict[Place, str]:
 def test_a_foreign_row_fails_its_partition(world: World, table: str, entry_point: str) -> None:
     """The table's partition fails, all others are unchanged; undoing the commit makes it pass again."""
     before, judge = world.statuses(), ENTRY_POINTS[entry_point]
-    expected = append(world, table, visible_row(world, table))
+    expected = append_foreign_row(world, table, visible_row(world, table))
     try:
         judge(world, table)
-        assert differences(world, before) == dict.fromkeys(expected, "FAILED") != {}
+        assert changed_statuses(world, before) == dict.fromkeys(expected, "FAILED") != {}
     finally:
         undo_commit(world.lake, table, DeltaTable(world.folder(table)).version(), "a test")
     judge(world, table)
-    assert differences(world, before) == {}
+    assert changed_statuses(world, before) == {}
 
 
 def test_foreign_rows_in_all_tables_are_distinguished(world: World) -> None:
@@ -210,15 +214,15 @@ def test_foreign_rows_in_all_tables_are_distinguished(world: World) -> None:
     before = world.statuses()
     # Without the table of CDC-enabled tables, the partitions of logs are unknown.
     tables = [table for table in TABLES_OF_ASSETS if table != CDC_TABLES.full_name]
-    expected = set().union(*(append(world, table, visible_row(world, table)) for table in tables))
+    expected = set().union(*(append_foreign_row(world, table, visible_row(world, table)) for table in tables))
     try:
-        by_audit(world, "")
-        assert differences(world, before) == dict.fromkeys(expected, "FAILED")
+        judge_by_audit(world, "")
+        assert changed_statuses(world, before) == dict.fromkeys(expected, "FAILED")
     finally:
         for table in tables:
             undo_commit(world.lake, table, DeltaTable(world.folder(table)).version(), "a test")
-    by_audit(world, "")
-    assert differences(world, before) == {}
+    judge_by_audit(world, "")
+    assert changed_statuses(world, before) == {}
 
 
 def visible_results(world: World, part: AssetPart) -> dict[str, str]:
@@ -297,7 +301,7 @@ def test_a_partition_shows_each_damage(world: World, table: Table, kind: str) ->
     others = [part for part in PARTS[table.full_name] if part not in damaged]
     damage(folder, damaged[0].part or "", row)
     try:
-        by_audit(world, "")
+        judge_by_audit(world, "")
         assert [visible_results(world, part) for part in damaged] == [expected] * len(damaged)
         # A damaged file of a table without Delta partitions has rows of all parts, none of which can be read.
         elsewhere = expected if expected is FILE_DAMAGED and not table.partition_by else SOUND
@@ -307,7 +311,7 @@ def test_a_partition_shows_each_damage(world: World, table: Table, kind: str) ->
         shutil.rmtree(folder)
         shutil.copytree(saved, folder)
         world.lake.table_cache.revalidate(world.lake.path(table))
-    by_audit(world, "")
+    judge_by_audit(world, "")
     assert all(visible_results(world, part) == SOUND for part in (*damaged, *others))
 
 
@@ -366,7 +370,7 @@ def test_damage_in_the_home_of_a_cluster_shows_on_its_assets(
             check = CheckRun.begin(cluster, Clock(), "cdc-platform check")
             assert record_verifications(check, verify_tables(cluster)) is None
         elif entry_point == "audit":
-            by_audit(world, "")
+            judge_by_audit(world, "")
         else:
             assert execute_checks(world, storage_checks).success
         sync_catalog(world.lake, world.instance, GRAPH, clusters=clusters, most=None)
@@ -379,7 +383,7 @@ def test_damage_in_the_home_of_a_cluster_shows_on_its_assets(
     foreign = rows or [{field.name: EXAMPLES[str(field.type)] for field in schema}]
     write_deltalake(folder, pa.Table.from_pylist(foreign, schema=schema), mode="append")
     judge()
-    failed = {key for key, status in differences(world, before).items() if status == "FAILED"}
+    failed = {key for key, status in changed_statuses(world, before).items() if status == "FAILED"}
     assert failed == {(asset, str(name), partition) for name in (ROWS_AS_COMMITTED, COMMITS_KNOWN)}
 
 

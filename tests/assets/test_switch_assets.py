@@ -36,7 +36,7 @@ def left(rehearsal: Rehearsal) -> str:
     return generation_id
 
 
-def at(seconds: int) -> Clock:
+def clock_after(seconds: int) -> Clock:
     """Return a clock this many seconds after the preparation."""
     return Clock(us_from_ms(Milliseconds(NOON_MS + seconds * 1000)))
 
@@ -76,13 +76,15 @@ def test_an_abandoned_switch_is_acknowledged_committed_and_entered(
     rehearsal: Rehearsal, left: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Before the deadline the platform's nodes acknowledge; the generation gets its timestamp, and nothing is left."""
-    assert run_keys(request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)) == [f"{left}/preparing/0/1"]
+    assert run_keys(request_switch_run(rehearsal.lake, clock_after(1), rehearsal.instance, None)) == [
+        f"{left}/preparing/0/1"
+    ]
     assert drive(rehearsal, monkeypatch, 1).success
     assert switches.find_switch(rehearsal.lake, left).time_ms == NOON_MS + 71_000
     assert rehearsal.lake.read(GENERATIONS)["generation_id"].to_pylist() == [left]
-    finished = request_switch_run(rehearsal.lake, at(2), rehearsal.instance, None)
+    finished = request_switch_run(rehearsal.lake, clock_after(2), rehearsal.instance, None)
     assert skip_message(finished) == "every switch is finished"
-    unchanged = skip_message(request_switch_run(rehearsal.lake, at(2), rehearsal.instance, finished.cursor))
+    unchanged = skip_message(request_switch_run(rehearsal.lake, clock_after(2), rehearsal.instance, finished.cursor))
     assert unchanged.startswith("no table has changed")
     before = rehearsal.lake.version(GENERATION_SWITCHES)
     assert drive(rehearsal, monkeypatch, 3).success
@@ -100,15 +102,17 @@ def test_after_the_deadline_the_switch_is_aborted(
     end = rehearsal.lake.read(GENERATION_DESCRIPTIONS_V2)["range_end"][0].as_py()
     rehearsal.lake.delete(GENERATION_DESCRIPTIONS_V2, [("range_end", "=", end)])
     for attempt in range(1, MAX_ATTEMPTS + 1):
-        result = request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)
+        result = request_switch_run(rehearsal.lake, clock_after(1), rehearsal.instance, None)
         assert run_keys(result) == [f"{left}/preparing/0/{attempt}"]
         assert not drive(rehearsal, monkeypatch, 1).success
         tags = (result.run_requests or [])[0].tags
         fail_run(rehearsal.instance, SWITCH_JOB, tags, StateError("rows are missing"))
     assert f"3 runs did not advance the switch to generation {left}" in skip_message(
-        request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)
+        request_switch_run(rehearsal.lake, clock_after(1), rehearsal.instance, None)
     )
-    assert run_keys(request_switch_run(rehearsal.lake, at(30), rehearsal.instance, None)) == [f"{left}/aborted/0/1"]
+    assert run_keys(request_switch_run(rehearsal.lake, clock_after(30), rehearsal.instance, None)) == [
+        f"{left}/aborted/0/1"
+    ]
     assert drive(rehearsal, monkeypatch, 30).success
     assert switches.find_switch(rehearsal.lake, left).phase is SwitchPhase.ABORTED
 
@@ -116,7 +120,7 @@ def test_after_the_deadline_the_switch_is_aborted(
 def test_a_run_in_progress_is_not_repeated(rehearsal: Rehearsal, left: str) -> None:
     """A second run would do no harm, but no work either."""
     run = rehearsal.instance.create_run_for_job(defs.resolve_job_def(SWITCH_JOB), status=DagsterRunStatus.STARTED)
-    assert skip_message(request_switch_run(rehearsal.lake, at(1), rehearsal.instance, None)) == (
+    assert skip_message(request_switch_run(rehearsal.lake, clock_after(1), rehearsal.instance, None)) == (
         f"run {run.run_id} is in progress, to advance the switch to generation {left}"
     )
 
@@ -137,7 +141,7 @@ def test_without_switches_nothing_is_requested_and_the_checks_pass(rehearsal: Re
 
 def test_a_violation_fails_its_check(rehearsal: Rehearsal, left: str) -> None:
     """A committed switch that is missing from the ledger fails its check."""
-    switch.advance_switch(rehearsal.lake, at(1), TWO_PHASE, left, "a test")
+    switch.advance_switch(rehearsal.lake, clock_after(1), TWO_PHASE, left, "a test")
     evaluations = run_checks(rehearsal)
     assert [name for name, evaluation in evaluations.items() if not evaluation.passed] == ["switch_has_its_generation"]
     assert "is committed and not in the ledger yet" in (evaluations["switch_has_its_generation"].description or "")

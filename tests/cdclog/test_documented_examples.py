@@ -20,7 +20,7 @@ KEYSPACE = "CREATE KEYSPACE ks WITH replication = {'class': 'SimpleStrategy', 'r
 
 
 @dataclass
-class Shown:
+class Output:
     """Output of a document after some statements.
 
     It has a kind (`what`), a condition on its rows (`where`), and its lines.
@@ -38,13 +38,13 @@ class Example:
 
     document: str
     title: str
-    shown: list[Shown] = field(default_factory=list)
+    shown: list[Output] = field(default_factory=list)
 
 
 def _examples(document: str) -> Iterator[Example]:
     example: Example | None = None
     statements: list[str] = []
-    reading: Shown | None = None
+    reading: Output | None = None
     for line in (DATA / f"{document}.cqlsh").read_text(encoding="utf-8").splitlines():
         if line.startswith("== "):
             if example is not None:
@@ -53,7 +53,7 @@ def _examples(document: str) -> Iterator[Example]:
         elif line.startswith("= "):
             assert example is not None
             kind, _, where = line[2:].partition(" ")
-            reading = Shown("\n".join(statements), kind, _condition(where))
+            reading = Output("\n".join(statements), kind, _condition(where))
             example.shown.append(reading)
         elif line.startswith(" ") and reading is not None and "|" in line:
             reading.lines.append([cell.strip() for cell in line.split("|")])
@@ -101,7 +101,7 @@ def _bind(text: str, pairs: Any, names: dict[str, UUID]) -> None:
         names |= dict(zip(unknown, (key for key, _ in pairs), strict=True))
 
 
-def _assert_rows(expected: Shown, rows: list[dict[str, Any]], names: dict[str, UUID]) -> None:
+def _assert_rows(expected: Output, rows: list[dict[str, Any]], names: dict[str, UUID]) -> None:
     columns, *lines = expected.lines
     assert len(rows) == len(lines)
     for line, row in zip(lines, rows, strict=True):

@@ -334,13 +334,13 @@ def _assert_images(schema: TableSchema, images: ImageModel, batch: list[Mutation
         elif row["cdc$operation"] == 3 or (row["cdc$operation"] == 4 and not schema.clustering_key):
             touched[_clustering_key(schema, row)] = {column.name for column in schema.regulars}
     full = schema.cdc.preimage == "full"
-    _assert_shown(schema, images, part, 0, dict.fromkeys(touched) if full else touched)
+    _assert_image_rows(schema, images, part, 0, dict.fromkeys(touched) if full else touched)
     for row in deltas:
         _apply_row(schema, images, batch, part.timestamp, row)
-    _assert_shown(schema, images, part, 9, dict.fromkeys(touched))
+    _assert_image_rows(schema, images, part, 9, dict.fromkeys(touched))
 
 
-def _assert_shown(
+def _assert_image_rows(
     schema: TableSchema,
     images: ImageModel,
     part: LogMutation,

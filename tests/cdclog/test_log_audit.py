@@ -92,7 +92,7 @@ def lake(home: Path) -> Lake:
 ALONE = TaskRunner(no_spark)
 
 
-def failed(lake: Lake, table: str = "t") -> list[str]:
+def failed_invariants(lake: Lake, table: str = "t") -> list[str]:
     """Return the invariants that a log violates."""
     results = judge_findings(audit_log(lake, read_table_schema(lake, "ks", table), ALONE), LOG_INVARIANTS)
     return [line.invariant for line in results if not line.passed]
@@ -114,7 +114,7 @@ def other_stream(lake: Lake, row: Row, *, same_range: bool) -> bytes:
 def test_a_valid_log_passes(lake: Lake) -> None:
     """Across two generations and a split, every row and every batch is counted, and there is no violation."""
     for table in ("t", "tabs"):
-        assert failed(lake, table) == []
+        assert failed_invariants(lake, table) == []
         counts = {line.invariant: line.population for line in findings(lake, table).values()}
         assert counts == dict.fromkeys(LOG_INVARIANTS[:4], ROWS) | dict.fromkeys(LOG_INVARIANTS[4:], BATCHES)
     both = audit_logs(lake, ALONE)
@@ -223,7 +223,7 @@ def test_a_damage_violates_one_invariant_alone(
     rows = rows_of(lake)
     damage(lake, rows)
     put(lake, rows)
-    assert failed(lake) == [invariant]
+    assert failed_invariants(lake) == [invariant]
     line = findings(lake)[invariant]
     assert (line.violations, says in line.sample) == (1, True), line.sample
     assert line.sample.startswith("ks.t: ")
@@ -238,7 +238,7 @@ def test_tablets_are_compared_with_their_sets(lake: Lake, past: bool, invariant:
     ids = [bytes(stream) for stream in sets[0 if past else 1].ids]
     row["cdc$stream_id"] = next(stream for stream in ids if stream != row["cdc$stream_id"])
     put(lake, rows, "tabs")
-    assert failed(lake, "tabs") == [invariant]
+    assert failed_invariants(lake, "tabs") == [invariant]
 
 
 def test_rows_appended_twice_are_found(lake: Lake) -> None:
@@ -248,7 +248,7 @@ def test_rows_appended_twice_are_found(lake: Lake) -> None:
     write_deltalake(
         lake.path(table), pa.Table.from_pylist(newest, schema=table.schema.remove_metadata()), mode="append"
     )
-    assert failed(lake) == [names.LOG_BATCH_COMPLETE, names.LOG_BATCH_ENDED]
+    assert failed_invariants(lake) == [names.LOG_BATCH_COMPLETE, names.LOG_BATCH_ENDED]
     assert findings(lake)[names.LOG_BATCH_COMPLETE].violations == BATCHES // 2
 
 
@@ -267,13 +267,13 @@ def test_with_unknown_shard_order_the_range_decides(lake: Lake) -> None:
         [unordered | {"range_end": entry["range_end"]}], schema=UNORDERED_RANGES.schema
     )
     lake.merge(UNORDERED_RANGES, unordered_ranges, update=False)
-    assert failed(lake) == []
+    assert failed_invariants(lake) == []
     _other_range(lake, rows)
     put(lake, rows)
-    assert failed(lake) == [names.LOG_ROW_COLOCATED]
+    assert failed_invariants(lake) == [names.LOG_ROW_COLOCATED]
 
 
-def remove(lake: Lake, id_: str, time: str) -> None:
+def remove_generation(lake: Lake, id_: str, time: str) -> None:
     """Remove a generation and leave the record of its removal."""
     time_at = datetime_from_us(parse_time_us(time))
     records = [
@@ -286,13 +286,13 @@ def remove(lake: Lake, id_: str, time: str) -> None:
 
 def test_rows_of_removed_generations_are_not_judged(lake: Lake) -> None:
     """Their streams cannot be looked up; if that applies to all rows, nothing was checked, which fails."""
-    remove(lake, ID, FIRST)
-    assert failed(lake) == []
+    remove_generation(lake, ID, FIRST)
+    assert failed_invariants(lake) == []
     lines = findings(lake)
     assert {lines[name].population for name in (names.LOG_STREAM_OPERATES, names.LOG_ROW_COLOCATED)} == {ROWS // 2}
     assert f"{ROWS // 2} rows are of generations that were removed" in lines[names.LOG_ROW_COLOCATED].sample
     put(lake, [row for row in rows_of(lake) if row[WRITTEN_AT] < datetime_from_us(SWITCH_US)])
-    assert failed(lake) == [names.LOG_STREAM_OPERATES, names.LOG_ROW_COLOCATED]
+    assert failed_invariants(lake) == [names.LOG_STREAM_OPERATES, names.LOG_ROW_COLOCATED]
 
 
 def test_collected_stream_sets_count_as_removed(lake: Lake) -> None:
@@ -301,7 +301,7 @@ def test_collected_stream_sets_count_as_removed(lake: Lake) -> None:
 
     collection = tablets.collect_tablet_sets(lake, Clock(Microseconds(SWITCH_US + 3 * 86_400_000_000)), "ks", "tabs")
     assert len(collection.removed_ms) == 1
-    assert failed(lake, "tabs") == []
+    assert failed_invariants(lake, "tabs") == []
     assert "not judged" in findings(lake, "tabs")[names.LOG_STREAM_OPERATES].sample
 
 
@@ -330,7 +330,7 @@ def test_published_streams_alone_judge_by_range(tmp_path: Path, lake: Lake) -> N
     for damage, broken in ((_other_shard, []), (_other_range, [names.LOG_ROW_COLOCATED])):
         damage(lake, rows)
         put(other, rows)
-        assert failed(other) == broken
+        assert failed_invariants(other) == broken
 
 
 def test_keys_of_all_types_are_hashed(lake: Lake) -> None:
@@ -346,11 +346,11 @@ def test_keys_of_all_types_are_hashed(lake: Lake) -> None:
     rows = log_rows_to_arrow(schema, [{name: row.get(name) for name in columns} for row in script.written["ks.d"]])
     assert rows.num_rows == 3
     lake.append_once(log_table(schema), rows, {"writer": 1}, None)
-    assert failed(lake, "d") == []
+    assert failed_invariants(lake, "d") == []
     changed_rows = rows_of(lake, "d")
     changed_rows[0]["a"] = "77.5"
     put(lake, changed_rows, "d")
-    assert failed(lake, "d") == [names.LOG_ROW_COLOCATED]
+    assert failed_invariants(lake, "d") == [names.LOG_ROW_COLOCATED]
 
 
 def test_keys_outside_the_column_range_are_hashed_exactly(lake: Lake) -> None:
@@ -372,7 +372,7 @@ def test_keys_outside_the_column_range_are_hashed_exactly(lake: Lake) -> None:
     lake.widen(log_table(schema, exact=True))
     assert lake.append_once(log_table(schema, exact=True), far_rows, {"writer": 2}, 1)
     assert findings(lake, "d")[names.LOG_ROW_COLOCATED].population == len(writes + far_writes)
-    assert failed(lake, "d") == []
+    assert failed_invariants(lake, "d") == []
 
 
 @given(

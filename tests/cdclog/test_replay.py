@@ -31,7 +31,7 @@ STREAM = bytes(16)
 KEYS = (Column("p", INT, "partition"), Column("c", INT, "clustering"))
 
 
-def _logged(mutations: Iterable[Mutation], identity: bytes) -> list[dict[str, Any]]:
+def _log_rows(mutations: Iterable[Mutation], identity: bytes) -> list[dict[str, Any]]:
     return [
         row for part in encode_mutation(merge_mutations(mutations), identity=identity) for row in part.in_stream(STREAM)
     ]
@@ -50,16 +50,16 @@ def _contents(state: Mutation) -> dict[tuple, tuple]:
                 if change.tombstone is not None and change.tombstone > deleted:
                     contents["tombstone", key, name] = (change.tombstone,)
                 elements = {element: cell for element, cell in change.elements.items() if cell.timestamp > deleted}
-                contents |= {("element", key, name, element): _shown(cell) for element, cell in elements.items()}
+                contents |= {("element", key, name, element): _cell_fields(cell) for element, cell in elements.items()}
             elif change.timestamp > deleted:
-                contents["cell", key, name] = _shown(change)
+                contents["cell", key, name] = _cell_fields(change)
     for key, row in state.rows.items():
         if row.marker is not None and row.marker.timestamp > (alive.deleted_at(key) or -1):
             contents["marker", key] = (row.marker.timestamp, row.marker.ttl)
     return contents
 
 
-def _shown(cell: Any) -> tuple:
+def _cell_fields(cell: Any) -> tuple:
     return cell.timestamp, cell.dead, cell.value, cell.ttl
 
 
@@ -90,7 +90,7 @@ def test_the_replay_equals_the_model_at_every_prefix(history: tuple[TableSchema,
         for mutation in batch:
             model.apply(mutation)
         states[partition] = merge_mutations([*([states[partition]] if partition in states else []), *batch])
-        log += _logged(batch, bytes([number]))
+        log += _log_rows(batch, bytes([number]))
         replayed = replay_log(schema, log)
         for name, expected in models.items():
             actual = replayed.get(name, Mutation(schema, states[name].partition_key))
@@ -143,7 +143,7 @@ def test_rows_deleted_by_the_ttl_service_are_gone(schema: TableSchema, user: int
     written_us, later = Microseconds(EPOCH_US), Microseconds(EPOCH_US + 9)
     written = Mutation(schema, (1,), rows={key: RowChange(RowMarker(written_us), {"v": Cell(written_us, 3)})})
     deletion = Mutation(schema, (1,), row_tombstones={key: later}) if key else Mutation(schema, (1,), later)
-    rows = _logged([written], b"1") + _logged([deletion], b"2")
+    rows = _log_rows([written], b"1") + _log_rows([deletion], b"2")
     assert [row["cdc$operation"] for row in rows] == [2, user]
     rows[1]["cdc$operation"] = service
     (state,) = replay_log(schema, rows).values()

@@ -124,7 +124,7 @@ ODD_KEYS = [
 NOW = st.none() | st.integers(EPOCH_US + 5_000_000, EPOCH_US + 9_000_010)
 
 
-def _logged(batches: Iterable[Sequence[Mutation]]) -> list[dict[str, Any]]:
+def _log_rows(batches: Iterable[Sequence[Mutation]]) -> list[dict[str, Any]]:
     """Return the log rows of batches of writes, each to one partition."""
     rows: list[dict[str, Any]] = []
     states: dict[bytes, Mutation] = {}
@@ -148,7 +148,7 @@ def _expected(schema: TableSchema, rows: list[dict[str, Any]], now_us: Microseco
     )
 
 
-def _found(schema: TableSchema, table: pa.Table) -> list[str]:
+def _actual(schema: TableSchema, table: pa.Table) -> list[str]:
     columns = [
         [column.type.json(value) for value in to_canonical_values(column.type, table.column(column.name))]
         for column in schema.selected
@@ -183,7 +183,7 @@ def test_rows_come_in_any_order_and_by_any_parts_of_the_ring(
 ) -> None:
     """Rows in any order and batches, packed and combined, give what one process rebuilds."""
     schema, batches = history
-    rows = _logged(batches)
+    rows = _log_rows(batches)
     assume(rows)
     order.shuffle(rows)
 
@@ -194,7 +194,7 @@ def test_rows_come_in_any_order_and_by_any_parts_of_the_ring(
     blobs = pa.Table.from_batches(packs)
     parts = [blobs.filter(pa.array(blobs["part"].to_numpy() == part)) for part in range(5)]
     rebuilt = [batch for part in parts if part.num_rows for batch in replay_batches(schema, unpack_rows(part), now_us)]
-    assert _found(schema, pa.Table.from_batches(rebuilt, select_schema(schema))) == _expected(schema, rows, now_us)
+    assert _actual(schema, pa.Table.from_batches(rebuilt, select_schema(schema))) == _expected(schema, rows, now_us)
 
 
 def test_a_row_without_a_key_or_of_another_log_is_refused() -> None:
@@ -202,7 +202,7 @@ def test_a_row_without_a_key_or_of_another_log_is_refused() -> None:
     keys = pa.table({"p": pa.array([1, None], pa.int32())})
     with pytest.raises(InputError, match=r"^a log row has no p; every row of a CDC log has one$"):
         log_partition_keys(PLAIN, keys)
-    row = _logged([[_insert(PLAIN, (1,), 1)]])[0]
+    row = _log_rows([[_insert(PLAIN, (1,), 1)]])[0]
     for change, message in {
         ("cdc$operation", 11): (
             "operation 11 of a log row is out of bounds; operations that can be replayed are 0 to 9, -3 and -4"
@@ -220,7 +220,7 @@ def test_a_row_without_a_key_or_of_another_log_is_refused() -> None:
 
 def test_keys_are_distinguished_by_their_bytes() -> None:
     """Every Arrow form of a value gives the same key, and two values give two, whatever Spark considers equal."""
-    rows = _logged([[_insert(ODD, key, number)] for number, key in enumerate(ODD_KEYS)])
+    rows = _log_rows([[_insert(ODD, key, number)] for number, key in enumerate(ODD_KEYS)])
     keys = log_partition_keys(ODD, log_rows_to_arrow(ODD, rows)).to_pylist()
     assert keys == [ODD.partition_bytes(row) for row in ODD_KEYS]
     assert len(set(keys)) == len(ODD_KEYS)
@@ -241,7 +241,7 @@ def test_a_log_of_keys_is_refused() -> None:
 def test_spark_rebuilds_the_same_as_one_process(spark: SparkSession) -> None:
     """Mixed histories of many partitions, in batches smaller than a partition: statics, collections, ranges, TTLs."""
     with rows_a_batch(spark, 7):
-        rows = _logged(_drawn(WIDE, [(number, text) for number in range(9) for text in ("a", "b")], 20))
+        rows = _log_rows(_draw_batches(WIDE, [(number, text) for number in range(9) for text in ("a", "b")], 20))
         assert {row["cdc$operation"] for row in rows} == set(range(1, 9))
         assert max(Counter(row["p"] for row in rows).values()) > 20
         assert _expected(WIDE, rows, None) != _expected(WIDE, rows, Microseconds(EPOCH_US + 5_000_005))
@@ -249,11 +249,11 @@ def test_spark_rebuilds_the_same_as_one_process(spark: SparkSession) -> None:
         _assert_replayed(spark, WIDE, rows, log_rows_to_arrow(WIDE, rows), Microseconds(EPOCH_US + 5_000_005))
 
         # Images are ignored; the log does not yet have what ALTER TABLE and ALTER TYPE have added.
-        rows = _logged(_drawn(IMAGED, [(number,) for number in range(20)], 12))
+        rows = _log_rows(_draw_batches(IMAGED, [(number,) for number in range(20)], 12))
         assert {row["cdc$operation"] for row in rows} == {0, 1, 2, 4, 9}
         _assert_replayed(spark, ALTERED, rows, log_rows_to_arrow(IMAGED, rows), None)
 
-        rows = _logged(
+        rows = _log_rows(
             [[write(ODD, key, number)] for write in (_insert, _update) for number, key in enumerate(ODD_KEYS)]
         )
         _assert_replayed(spark, ODD, rows, _in_other_forms(log_rows_to_arrow(ODD, rows)), None)
@@ -264,7 +264,7 @@ def test_an_invalid_log_fails_the_job_with_one_line(spark: SparkSession) -> None
     """An incomplete batch or a missing key is the error of the task, a wrong column that of the call."""
     from pyspark.sql import functions as F
 
-    rows = _logged([[_insert(PLAIN, (number,), number)] for number in range(3)])
+    rows = _log_rows([[_insert(PLAIN, (number,), number)] for number in range(3)])
     table = log_rows_to_arrow(PLAIN, rows)
     changes = spark.createDataFrame(table)
     for invalid, message in (
@@ -292,11 +292,11 @@ def _assert_replayed(
     random.Random(0).shuffle(order)
     replayed = replay_dataframe(schema, spark.createDataFrame(table.take(order)), now_us=now_us).toArrow()
     expected = _expected(schema, rows, now_us)
-    assert _found(schema, replayed) == expected
+    assert _actual(schema, replayed) == expected
     assert len(expected) > 7
 
 
-def _drawn(schema: TableSchema, keys: list[tuple[Any, ...]], count: int) -> list[list[Mutation]]:
+def _draw_batches(schema: TableSchema, keys: list[tuple[Any, ...]], count: int) -> list[list[Mutation]]:
     """Return batches of writes to partitions with these keys, drawn by hypothesis."""
     batch = st.sampled_from(keys).flatmap(lambda key: st.lists(mutations(schema, key), min_size=1, max_size=4))
     drawn: list[list[Mutation]] = []

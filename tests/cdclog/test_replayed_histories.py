@@ -40,10 +40,10 @@ def _expected(schema: TableSchema, models: dict[tuple, ModelPartition]) -> list[
             for key, row in alive.items()
         ]
         rows += live_rows or ([keyed | static] if static else [])
-    return [{column.name: _shown(column.type, row.get(column.name)) for column in schema.columns} for row in rows]
+    return [{column.name: _json_value(column.type, row.get(column.name)) for column in schema.columns} for row in rows]
 
 
-def _shown(kind: Any, value: Any) -> Any:
+def _json_value(kind: Any, value: Any) -> Any:
     """Return a model's value in its JSON form."""
     if isinstance(kind, ListType) and kind.multicell and value is not None:
         # Version 1 UUIDs sort by time first; equal times sort by the remaining bytes as signed.
@@ -100,12 +100,12 @@ def _judge(script: Script, schema: TableSchema, written: list[Written], tally: C
     for index, statement in enumerate(written):
         result = script.run(parse_statements(statement.text))
         assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
-        tally.update(drawn_of(statement, written[:index]) | _seen(result.outcomes))
+        tally.update(drawn_of(statement, written[:index]) | _describe_outcomes(result.outcomes))
         is_logged = is_logged if statement.logs is None else statement.logs
         if _applies(models, statement, result.outcomes[0]):
             for mutation in statement.mutations:
                 for model_set in (models, logged_models) if is_logged else (models,):
-                    model_set.setdefault(mutation.partition_key, _fresh(schema)).apply(mutation)
+                    model_set.setdefault(mutation.partition_key, _empty_model(schema)).apply(mutation)
         (table,) = result.tables
         assert isinstance(table, TouchedTable)
         assert _sorted(table.base) == _sorted(_expected(schema, models))
@@ -114,14 +114,14 @@ def _judge(script: Script, schema: TableSchema, written: list[Written], tally: C
             assert _sorted(table.replayed) == _sorted(_expected(schema, logged_models))
 
 
-def _seen(outcomes: Sequence[StatementOutcome]) -> set[str]:
+def _describe_outcomes(outcomes: Sequence[StatementOutcome]) -> set[str]:
     """Return the outcomes of statements by kind, and whether they have images."""
     logged = {row["cdc$operation"] for outcome in outcomes for row in outcome.rows}
     outcome_names = {f"{outcome.statement.kind} ({outcome.became})" for outcome in outcomes}
     return outcome_names | ({"an image"} if logged & {Operation.PRE_IMAGE, Operation.POST_IMAGE} else set())
 
 
-def _fresh(schema: TableSchema) -> ModelPartition:
+def _empty_model(schema: TableSchema) -> ModelPartition:
     return ModelPartition(
         {column.name: column.type for column in schema.columns},
         tuple(column.descending for column in schema.clustering_key),

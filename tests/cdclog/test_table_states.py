@@ -68,13 +68,13 @@ def is_cell(rows: pa.Table) -> pa.Array:
     return compute.equal(compute.fill_null(rows["column"], ""), "v")
 
 
-def later(rows: pa.Table) -> pa.Table:
+def shift_cell_time(rows: pa.Table) -> pa.Table:
     """Move the cell's write a microsecond later."""
     times = compute.if_else(is_cell(rows), compute.add(rows["timestamp"], 1), rows["timestamp"])
     return rows.set_column(rows.schema.get_field_index("timestamp"), rows.schema.field("timestamp"), times)
 
 
-def elsewhere(rows: pa.Table) -> pa.Table:
+def move_partition(rows: pa.Table) -> pa.Table:
     """Move the rows to another partition."""
     keys = pa.array([(9).to_bytes(4, "big")] * rows.num_rows, rows.schema.field("partition").type)
     return rows.set_column(rows.schema.get_field_index("partition"), rows.schema.field("partition"), keys)
@@ -99,8 +99,8 @@ def test_stored_states_equal_their_logs(lake: Lake) -> None:
     ("change", "said"),
     [
         (lambda rows: rows.filter(compute.invert(is_cell(rows))), "0 of 6 rows are not in the log, 1 rows of the log"),
-        (later, "1 of 7 rows are not in the log, 1 rows of the log are missing"),
-        (elsewhere, "7 of 7 rows are not in the log, 7 rows of the log are missing"),
+        (shift_cell_time, "1 of 7 rows are not in the log, 1 rows of the log are missing"),
+        (move_partition, "7 of 7 rows are not in the log, 7 rows of the log are missing"),
         (lambda rows: rows.slice(0, 0), "0 of 0 rows are not in the log, 7 rows of the log are missing"),
     ],
     ids=["lost", "later", "elsewhere", "empty"],
@@ -166,7 +166,7 @@ def test_a_state_that_is_too_large_or_damaged_is_not_judged(lake: Lake, monkeypa
     )
     part = TaskRows(1, lambda _: iter(damaged_rows.to_batches()))
     frames.replace_all_rows(TaskRunner.alone(), lake, log, part, ("x", 1), {})
-    damage(lake, later)
+    damage(lake, shift_cell_time)
     (finding,) = audit_states(lake)
     assert (finding.population, finding.violations) == (2, 2)
     assert "the state of ks.t differs from its log" in finding.sample
@@ -179,7 +179,7 @@ def test_check_reports_states(lake: Lake) -> None:
     """The command has a line for it, with the page that explains it, and a matching exit code."""
     home = str(lake.root.parent)
     command = ("--home", home, "--clock", "2026-02-02T00:00:00Z", "check", "--json")
-    damage(lake, later)
+    damage(lake, shift_cell_time)
     answer = run(*command)
     (line,) = [row for row in answer.rows if row["invariant"] == STATE_MATCHES_LOG]
     assert (answer.exit_code, line["passed"], line["violations"], line["page"]) == (1, False, 1, "docs/log.md")

@@ -54,7 +54,7 @@ def workers() -> TaskRunner:
     return TaskRunner.alone()
 
 
-def draw(count: int, seed: int = 0) -> list[Write]:
+def draw_writes(count: int, seed: int = 0) -> list[Write]:
     """Return writes of every operation in both generations, at distinct times, in no order."""
     pick = random.Random(seed)
     times = pick.sample(range(BEGIN_US, BEGIN_US + SPAN_US), count)
@@ -71,7 +71,7 @@ def draw(count: int, seed: int = 0) -> list[Write]:
     return writes
 
 
-def save(writes: list[Write], path: Path, *, delta: bool = False) -> str:
+def save_writes(writes: list[Write], path: Path, *, delta: bool = False) -> str:
     """Save a table with these writes and the columns that any of them has."""
     names = [name for name in TYPES if any(name in write for write in writes)]
     table = pa.Table.from_pylist(writes, schema=pa.schema({name: TYPES[name] for name in names}))
@@ -119,7 +119,7 @@ def actual_row(row: Write) -> tuple[Any, ...]:
     return (row["cdc$stream_id"], written_us, row["cdc$operation"], *(row[name] for name in names))
 
 
-def state(writes: list[Write], as_of: int) -> dict[tuple[int, int], int | None]:
+def expected_state(writes: list[Write], as_of: int) -> dict[tuple[int, int], int | None]:
     """Return the rows of the table at a time, from the writes alone: the newest write of each cell and marker wins."""
     ordered = sorted((write for write in writes if write["timestamp"] <= as_of), key=lambda write: write["timestamp"])
     markers: dict[tuple[int, int], Write] = {}
@@ -153,14 +153,18 @@ def rebuilt_rows(lake: Lake) -> dict[tuple[int, int], int | None]:
 @pytest.mark.parametrize("delta", [False, True], ids=["parquet", "delta"])
 def test_a_batch_is_logged_once_in_its_streams(lake: Lake, tmp_path: Path, workers: TaskRunner, *, delta: bool) -> None:
     """Each write has the stream of an oracle; the same batch in other files and order adds nothing."""
-    writes = [write for write in draw(400) if not ("cdc$deleted_v" in write and write.get("ttl"))]
-    source = save(writes, tmp_path / "writes", delta=delta)
+    writes = [write for write in draw_writes(400) if not ("cdc$deleted_v" in write and write.get("ttl"))]
+    source = save_writes(writes, tmp_path / "writes", delta=delta)
     result = append_batch(lake, "ks", "t", source, "one", workers)
     assert (result.appended, result.writes, result.log_rows) == (True, len(writes), len(writes))
     assert sorted(map(repr, map(actual_row, log_rows(lake)))) == sorted(map(repr, map(expected_row, writes)))
     version = lake.version(log_table(schema(lake)))
     shuffled = random.Random(1).sample(writes, len(writes))
-    for other_source in (source, save(shuffled, tmp_path / "shuffled"), save(shuffled, tmp_path / "delta", delta=True)):
+    for other_source in (
+        source,
+        save_writes(shuffled, tmp_path / "shuffled"),
+        save_writes(shuffled, tmp_path / "delta", delta=True),
+    ):
         repeated = append_batch(lake, "ks", "t", other_source, "one", workers)
         assert (repeated.appended, repeated.writes) == (False, len(writes))
     assert lake.version(log_table(schema(lake))) == version
@@ -169,10 +173,10 @@ def test_a_batch_is_logged_once_in_its_streams(lake: Lake, tmp_path: Path, worke
 
 def test_other_content_is_refused(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
     """A known name with other content is refused, and so are the same writes under another name, whole or in part."""
-    writes = draw(50)
-    append_batch(lake, "ks", "t", save(writes, tmp_path / "one"), "one", workers)
+    writes = draw_writes(50)
+    append_batch(lake, "ks", "t", save_writes(writes, tmp_path / "one"), "one", workers)
     before = log_rows(lake)
-    more = save([*writes, {"timestamp": BEGIN_US, "operation": 2, "p": 1, "k": 1, "v": 1}], tmp_path / "more")
+    more = save_writes([*writes, {"timestamp": BEGIN_US, "operation": 2, "p": 1, "k": 1, "v": 1}], tmp_path / "more")
     for name, message in {
         "one": r"^the log of ks\.t already has a batch one with other content; nothing was appended: ",
         "two": r"^(appending to \S+: )?the log of ks\.t already has rows of the same writes, for example of 2026-",
@@ -180,13 +184,13 @@ def test_other_content_is_refused(lake: Lake, tmp_path: Path, workers: TaskRunne
         with pytest.raises(InputError, match=message):
             append_batch(lake, "ks", "t", more, name, workers)
     assert log_rows(lake) == before
-    assert append_batch(lake, "ks", "t", save(draw(50, 1), tmp_path / "other"), "two", workers).appended
+    assert append_batch(lake, "ks", "t", save_writes(draw_writes(50, 1), tmp_path / "other"), "two", workers).appended
 
 
 def test_hours_are_batches(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
     """Each hour has its writes, whatever the order; an hour without writes can be appended later."""
-    writes = draw(200)
-    source = save(writes, tmp_path / "writes")
+    writes = draw_writes(200)
+    source = save_writes(writes, tmp_path / "writes")
     hours = list_hours(source, workers)
     assert hours == [NOON_US, NOON_US + HOUR_US, NOON_US + 2 * HOUR_US]
     for hour in (hours[2], hours[0], hours[2]):
@@ -194,7 +198,7 @@ def test_hours_are_batches(lake: Lake, tmp_path: Path, workers: TaskRunner) -> N
     in_hours = [write for write in writes if (write["timestamp"] - NOON_US) // HOUR_US in (0, 2)]
     assert {row[1] for row in map(actual_row, log_rows(lake))} == {write["timestamp"] for write in in_hours}
     empty = Microseconds(NOON_US + 5 * HOUR_US)
-    late = save([writes[0] | {"timestamp": empty}], tmp_path / "late")
+    late = save_writes([writes[0] | {"timestamp": empty}], tmp_path / "late")
     for path, appended in ((source, False), (late, True)):
         assert append_hour(lake, "ks", "t", path, empty, workers).appended is appended
     assert {finding.violations for finding in audit_appended_hour(lake, workers, hours[0])} == {0}
@@ -244,7 +248,7 @@ def test_each_invalid_write_is_named(
     others = [GOOD | {"timestamp": BEGIN_US + index, "k": index} for index in range(300)]
     writes = [*others[:150], bad, *others[150:], bad]
     with pytest.raises(InvalidWrites) as refused:
-        append_batch(lake, "ks", "t", save(writes, tmp_path / "writes"), "one", workers)
+        append_batch(lake, "ks", "t", save_writes(writes, tmp_path / "writes"), "one", workers)
     error = refused.value
     assert (error.bad, len(error.writes)) == ({check: 2}, 2)
     assert error.writes[0] == {
@@ -256,7 +260,7 @@ def test_each_invalid_write_is_named(
     assert "2 of 302 writes are invalid, and nothing was appended; the first has the key" in str(error)
     assert log_rows(lake) == []
     # Without the invalid writes, the name can be used.
-    assert append_batch(lake, "ks", "t", save(others, tmp_path / "others"), "one", workers).writes == 300
+    assert append_batch(lake, "ks", "t", save_writes(others, tmp_path / "others"), "one", workers).writes == 300
 
 
 def test_wrong_sources_are_refused(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
@@ -274,7 +278,7 @@ def test_wrong_sources_are_refused(lake: Lake, tmp_path: Path, workers: TaskRunn
         parquet.write_table(pa.table(columns), tmp_path / f"{number}.parquet")
         with pytest.raises(InputError, match=message):
             append_batch(lake, "ks", "t", str(tmp_path / f"{number}.parquet"), "one", workers)
-    good = save([GOOD], tmp_path / "good.parquet")
+    good = save_writes([GOOD], tmp_path / "good.parquet")
     (tmp_path / "text.parquet").write_text("no", encoding="utf-8")
     (tmp_path / "empty").mkdir()
     for path, kind, message in (
@@ -305,7 +309,7 @@ def test_times_and_narrow_integers_are_read(lake: Lake, tmp_path: Path, workers:
 
 def test_a_recreated_log_has_no_batch(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
     """After a DROP the name is free; consumers that have read past the batch are named."""
-    source = save([GOOD], tmp_path / "one.parquet")
+    source = save_writes([GOOD], tmp_path / "one.parquet")
     clock = Clock(Microseconds(SWITCH_US))
     consumers.register_consumer(lake, clock, "audit", "ks", "t", position_us=Microseconds(BEGIN_US))
     (consumer,) = append_batch(lake, "ks", "t", source, "one", workers).passed
@@ -322,15 +326,15 @@ def test_the_table_of_any_time_follows_from_its_writes(
     lake: Lake, tmp_path: Path, workers: TaskRunner, seed: int
 ) -> None:
     """At times between and beyond the writes, with TTLs that end, the rows equal a model without a log."""
-    writes = draw(300, seed)
-    append_batch(lake, "ks", "t", save(writes[:150], tmp_path / "one"), "one", workers)
-    append_batch(lake, "ks", "t", save(writes[150:], tmp_path / "two"), "two", workers)
+    writes = draw_writes(300, seed)
+    append_batch(lake, "ks", "t", save_writes(writes[:150], tmp_path / "one"), "one", workers)
+    append_batch(lake, "ks", "t", save_writes(writes[150:], tmp_path / "two"), "two", workers)
     clock = Clock(Microseconds(BEGIN_US + 4 * HOUR_US))
     times_us = [BEGIN_US - 1, *(write["timestamp"] for write in writes[:6]), BEGIN_US + SPAN_US, clock.now_us()]
     row_counts = []
     for time_us in times_us:
         result = rebuild_table(lake, clock, "ks", "t", workers, Microseconds(time_us))
-        assert rebuilt_rows(lake) == state(writes, time_us)
+        assert rebuilt_rows(lake) == expected_state(writes, time_us)
         assert (result.changed, result.rows) == (True, len(rebuilt_rows(lake)))
         row_counts.append(result.rows)
     assert len(set(row_counts)) > 4
@@ -344,13 +348,13 @@ def test_the_table_of_any_time_follows_from_its_writes(
 def test_a_comparison_counts_and_names_differences(lake: Lake, tmp_path: Path, workers: TaskRunner) -> None:
     """Rows of one side, other values and repeated keys are counted; the same rows in any order are equal."""
     writes = [GOOD | {"timestamp": BEGIN_US + number, "p": number, "v": number} for number in range(100)]
-    append_batch(lake, "ks", "t", save(writes, tmp_path / "writes"), "one", workers)
+    append_batch(lake, "ks", "t", save_writes(writes, tmp_path / "writes"), "one", workers)
     rebuild_table(lake, Clock(Microseconds(SWITCH_US)), "ks", "t", workers)
     rows = [{"p": number, "k": 1, "v": number} for number in reversed(range(100))]
 
     def compare(rows: list[Write], *, delta: bool = False) -> Any:
         path = tmp_path / f"given-{len(list(tmp_path.iterdir()))}"
-        return compare_rebuilt(lake, "ks", "t", save(rows, path, delta=delta), workers)
+        return compare_rebuilt(lake, "ks", "t", save_writes(rows, path, delta=delta), workers)
 
     for delta in (False, True):
         equal = compare(rows, delta=delta)
@@ -397,13 +401,13 @@ def test_spark_gives_the_same_results_as_one_process(
     lake: Lake, tmp_path: Path, on_spark: TaskRunner, workers: TaskRunner
 ) -> None:
     """A batch, a rebuilt table and a comparison have the same rows, counts and keys; a repetition adds nothing."""
-    writes = draw(400)
+    writes = draw_writes(400)
     # Two writes at one time, which arrive in any order.
     writes += [GOOD | {"timestamp": BEGIN_US + SPAN_US, "v": value} for value in (5, 6)]
     folder = tmp_path / "parts"
     folder.mkdir()
     for part in range(4):
-        save(writes[part::4], folder / f"{part}.parquet")
+        save_writes(writes[part::4], folder / f"{part}.parquet")
     other = Lake(home_with_log(_created(tmp_path / "other")) / "lake")
     result = append_batch(lake, "ks", "t", str(folder), "one", on_spark)
     assert result == append_batch(other, "ks", "t", str(folder), "one", workers)
@@ -413,11 +417,11 @@ def test_spark_gives_the_same_results_as_one_process(
     with translate_errors("appending"), pytest.raises(InputError, match="rows of the same writes"):
         append_batch(lake, "ks", "t", str(folder), "two", on_spark)
     with pytest.raises(InvalidWrites) as refused:
-        append_batch(lake, "ks", "t", save([GOOD | {"p": None}], tmp_path / "bad"), "bad", on_spark)
+        append_batch(lake, "ks", "t", save_writes([GOOD | {"p": None}], tmp_path / "bad"), "bad", on_spark)
     assert refused.value.bad == {"partition_key_complete": 1}
     clock, moment = Clock(Microseconds(BEGIN_US + SPAN_US)), Microseconds(BEGIN_US + HOUR_US)
     assert rebuild_table(lake, clock, "ks", "t", on_spark, moment).changed
-    assert rebuilt_rows(lake) == state(writes, moment)
+    assert rebuilt_rows(lake) == expected_state(writes, moment)
     rebuild_table(other, clock, "ks", "t", workers)
     path = other.path(rebuilt_table(schema(other)))
     comparison = compare_rebuilt(lake, "ks", "t", path, on_spark)

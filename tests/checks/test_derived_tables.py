@@ -50,13 +50,18 @@ def rewrite(lake: Lake, table: Table, change: Callable[[Rows], Rows]) -> None:
     lake.append_once(table, changed_rows, {"test": 1}, None)
 
 
-def _published(rows: Rows) -> Rows:
+def _without_newest(rows: Rows) -> Rows:
     """Drop the newest published generation."""
     return sorted(rows, key=lambda row: row["time"])[:-1]
 
 
 SEEDS: dict[str, tuple[str, Table, Callable[[Rows], Rows], str]] = {
-    "a published generation is not listed": (TIMESTAMPS, GENERATION_TIMESTAMPS, _published, "lacks 2026-11-01T12:"),
+    "a published generation is not listed": (
+        TIMESTAMPS,
+        GENERATION_TIMESTAMPS,
+        _without_newest,
+        "lacks 2026-11-01T12:",
+    ),
     "a generation is listed twice": (TIMESTAMPS, GENERATION_TIMESTAMPS, lambda rows: [*rows, rows[-1]], "2 times"),
     "a table is gone": (CHANGES, CDC_TABLES, lambda rows: rows[1:], "shop.carts in another state than its changes"),
     "a table is there twice": (CHANGES, CDC_TABLES, lambda rows: [rows[0], *rows], "shop.carts in another state"),
@@ -111,17 +116,17 @@ def test_a_row_that_contradicts_its_source_is_reported(home: Path, tmp_path: Pat
 def test_unfinished_changes_are_no_violation(home: Path, tmp_path: Path) -> None:
     """A recorded but unapplied change, a decided but unwritten stream set, and collected old sets are no violations."""
     lake = Lake(shutil.copytree(home / "lake", tmp_path / "lake"))
-    rewrite(lake, CDC_TABLE_CHANGES, lambda rows: [*rows, _later(max(rows, key=lambda row: row["changed_at"]))])
-    rewrite(lake, TABLET_LAYOUTS, lambda rows: [*rows, _next(rows[-1])])
+    rewrite(lake, CDC_TABLE_CHANGES, lambda rows: [*rows, _altered_later(max(rows, key=lambda row: row["changed_at"]))])
+    rewrite(lake, TABLET_LAYOUTS, lambda rows: [*rows, _next_layout(rows[-1])])
     rewrite(lake, TABLET_TIMESTAMPS, lambda rows: sorted(rows, key=lambda row: row["timestamp"])[1:])
     assert [line for line in audit_derived_tables(lake) if line.violations] == []
 
 
-def _later(row: dict[str, Any]) -> dict[str, Any]:
+def _altered_later(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"changed_at": row["changed_at"] + HOUR, "what": "altered", "ttl_seconds": 99}
 
 
-def _next(row: dict[str, Any]) -> dict[str, Any]:
+def _next_layout(row: dict[str, Any]) -> dict[str, Any]:
     return row | {"number": row["number"] + 1, "timestamp": row["timestamp"] + HOUR, "kind": "resized"}
 
 

@@ -38,7 +38,7 @@ def owns_something(row: Row, shard: int) -> bool:
     return oracle.shard_of(first, count, msb) == shard
 
 
-def expected(rows: list[Row]) -> dict[str, tuple[int, int]]:
+def counts_by_oracle(rows: list[Row]) -> dict[str, tuple[int, int]]:
     """Return population and violations of both colocations, one stream at a time, by the oracle."""
     vnode = shard = pairs = streams = 0
     for row in rows:
@@ -63,7 +63,7 @@ def test_the_range_that_holds_a_token_is_the_one_that_a_lookup_finds(ends: list[
     assert not is_in_range(np.array([-(2**63)]), ranges.starts, ranges.ends).any()
 
 
-def audited(rows: list[Row]) -> dict[str, tuple[int, int]]:
+def counts_by_audit(rows: list[Row]) -> dict[str, tuple[int, int]]:
     """Return population and violations of both colocations, by the audit."""
     tallies = row_tallies(rows)
     return {name: (tallies[name].population, tallies[name].violations) for name in (VNODE_COLOCATION, SHARD_COLOCATION)}
@@ -74,7 +74,7 @@ def test_a_sound_generation_has_no_violation(owners: dict[int, tuple[int, int]])
     """Generated rows pass on any ring, and only pairs of a shard and a range with an owned token are counted."""
     rows = generation_rows(owners)
     assert row_violations(rows) == {}
-    assert audited(rows) == expected(rows)
+    assert counts_by_audit(rows) == counts_by_oracle(rows)
 
 
 @given(owners=rings(), data=st.data())
@@ -86,7 +86,7 @@ def test_tokens_anywhere_are_judged_as_the_oracle_judges_them(
     for row in rows:
         for number in data.draw(st.sets(st.integers(0, len(row["streams"]) - 1))):
             row["streams"][number] = with_token(row["streams"][number], data.draw(tokens))
-    assert audited(rows) == expected(rows)
+    assert counts_by_audit(rows) == counts_by_oracle(rows)
 
 
 def token_outside_on_its_shard(rows: list[Row], number: int, stream: int) -> int:

@@ -69,28 +69,28 @@ CHANGES: dict[str, tuple[Change, set[str]]] = {
     "row removed": (removed_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
     "row changed": (changed_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
     "row doubled": (doubled_row, {ROWS_AS_COMMITTED, COMMITS_KNOWN}),
-    "file cut off": (lambda folder: _cut(data_file(folder)), {FILES_WHOLE}),
+    "file cut off": (lambda folder: _truncate(data_file(folder)), {FILES_WHOLE}),
     "file missing": (lambda folder: data_file(folder).unlink(), {FILES_WHOLE}),
     "log entry damaged": (damage_entry, {FILES_WHOLE}),
     "log entry missing": (lambda folder: entry(folder, DeltaTable(folder).version() - 1).unlink(), {FILES_WHOLE}),
     "oldest log entry missing": (lambda folder: entry(folder, 0).unlink(), {FILES_WHOLE}),
-    "checkpoint gone with what it stands for": (lambda folder: _forget(folder, keep=False), {FILES_WHOLE}),
-    "checkpoint cut off": (lambda folder: _cut(_forget(folder, keep=True)), {FILES_WHOLE}),
-    "a name of a checkpoint that is gone": (lambda folder: checkpointed(folder).unlink(), {FILES_WHOLE}),
+    "checkpoint gone with what it stands for": (lambda folder: _remove_log_entries(folder, keep=False), {FILES_WHOLE}),
+    "checkpoint cut off": (lambda folder: _truncate(_remove_log_entries(folder, keep=True)), {FILES_WHOLE}),
+    "a name of a checkpoint that is gone": (lambda folder: create_checkpoint(folder).unlink(), {FILES_WHOLE}),
     "log gone": (lambda folder: shutil.rmtree(folder / "_delta_log"), {FILES_WHOLE}),
 }
 
 
-def checkpointed(folder: Path) -> Path:
+def create_checkpoint(folder: Path) -> Path:
     """Create a checkpoint of the newest version; return its file."""
     opened = DeltaTable(folder)
     opened.create_checkpoint()
     return folder / "_delta_log" / f"{opened.version():020d}.checkpoint.parquet"
 
 
-def _forget(folder: Path, *, keep: bool) -> Path:
+def _remove_log_entries(folder: Path, *, keep: bool) -> Path:
     """Remove the log entries that a new checkpoint replaces, and the checkpoint itself unless `keep` is set."""
-    path = checkpointed(folder)
+    path = create_checkpoint(folder)
     for version in range(int(path.name[:20])):
         entry(folder, version).unlink()
     if not keep:
@@ -98,11 +98,11 @@ def _forget(folder: Path, *, keep: bool) -> Path:
     return path
 
 
-def _cut(path: Path) -> None:
+def _truncate(path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-9])
 
 
-def complaints(verifications: list[TableVerification]) -> dict[str, str]:
+def failed_invariants(verifications: list[TableVerification]) -> dict[str, str]:
     """Return the invariants that do not pass, with their samples."""
     findings = audit_stored(verifications)
     return {
@@ -115,7 +115,7 @@ def complaints(verifications: list[TableVerification]) -> dict[str, str]:
 def test_every_table_has_rows_and_passes(home: Path) -> None:
     """Control: an untouched home passes, all of it is judged, and no table is empty."""
     verifications = verify_tables(Lake(home / "lake"), deep=True)
-    assert complaints(verifications) == {}
+    assert failed_invariants(verifications) == {}
     assert {verification.name for verification in verifications} >= {*EVERY}
     assert [
         verification.name
@@ -132,7 +132,7 @@ def test_a_change_from_outside_is_found(one: Path, change: str, tmp_path: Path) 
     """The table is named by the invariants that cover the change, and by no others."""
     apply, expected = CHANGES[change]
     apply(one)
-    failures = complaints(verify_tables(Lake(tmp_path)))
+    failures = failed_invariants(verify_tables(Lake(tmp_path)))
     assert failures.keys() == expected
     assert all(f"{one.parent.name}.{one.name}" in sample for sample in failures.values()), failures
 
@@ -146,7 +146,7 @@ def test_a_changed_byte_is_detected(one: Path, tmp_path: Path) -> None:
     reported = 0
     for offset in range(0, len(whole), max(1, len(whole) // 150)):
         flip(path, offset)
-        failures = complaints(verify_tables(Lake(tmp_path)))
+        failures = failed_invariants(verify_tables(Lake(tmp_path)))
         if failures:
             reported += 1
             assert all(f"{one.parent.name}.{one.name}" in sample for sample in failures.values())
@@ -166,7 +166,7 @@ def test_a_change_hidden_in_a_file_is_found(one: Path, tmp_path: Path) -> None:
     for log in (one / "_delta_log").glob("*.json"):
         text = log.read_text(encoding="utf-8")
         log.write_text(text.replace(f'"size":{size}', f'"size":{path.stat().st_size}'), encoding="utf-8")
-    failures = complaints(verify_tables(Lake(tmp_path)))
+    failures = failed_invariants(verify_tables(Lake(tmp_path)))
     expected = f"{NODES.full_name} has other rows than its commits recorded, in version {DeltaTable(one).version()}: "
     assert failures.keys() == {ROWS_AS_COMMITTED}
     assert failures[ROWS_AS_COMMITTED].startswith(expected)
@@ -179,7 +179,7 @@ def test_maintenance_by_others_is_no_change(one: Path, tmp_path: Path) -> None:
     opened = DeltaTable(one)
     opened.optimize.compact()
     assert opened.version() > 0
-    assert complaints(verify_tables(Lake(tmp_path))) == {}
+    assert failed_invariants(verify_tables(Lake(tmp_path))) == {}
 
 
 def test_large_partitions_are_left_to_a_deep_check(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -206,12 +206,12 @@ def test_a_log_that_delta_shortened_passes(one: Path, tmp_path: Path) -> None:
     newest = DeltaTable(one).version()
     for version in range(newest):
         entry(one, version).unlink()
-    assert complaints(verify_tables(lake)) == {}
+    assert failed_invariants(verify_tables(lake)) == {}
     assert verify_tables(lake)[0].unknown == 0
     lake.merge(table, rows, update=True)
-    assert complaints(verify_tables(lake)) == {}
+    assert failed_invariants(verify_tables(lake)) == {}
     checkpoint = next((one / "_delta_log").glob("*.checkpoint.parquet"))
-    _cut(checkpoint)
-    assert f"{NODES.full_name}: its log cannot be read" in complaints(verify_tables(lake))[FILES_WHOLE]
+    _truncate(checkpoint)
+    assert f"{NODES.full_name}: its log cannot be read" in failed_invariants(verify_tables(lake))[FILES_WHOLE]
     checkpoint.unlink()
-    assert f"_delta_log/{newest - 1:020d}.json is missing" in complaints(verify_tables(lake))[FILES_WHOLE]
+    assert f"_delta_log/{newest - 1:020d}.json is missing" in failed_invariants(verify_tables(lake))[FILES_WHOLE]

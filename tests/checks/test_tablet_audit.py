@@ -24,7 +24,7 @@ NAME = {"keyspace_name": "ks", "table_name": "t"}
 BOTH = (SEED_FIRST_MS, SEED_SECOND_MS)
 
 
-def put(lake: Lake, rows: Sequence[Row], times: tuple[int, ...] = BOTH) -> None:
+def store_sets(lake: Lake, rows: Sequence[Row], times: tuple[int, ...] = BOTH) -> None:
     """Store these streams and timestamps, as another writer would."""
     streams = [
         {
@@ -47,13 +47,13 @@ def violated(lake: Lake) -> dict[str, str]:
     return {line.invariant: line.sample for line in results if not line.passed}
 
 
-def without(*removed: Row) -> list[Row]:
+def remove_rows(*removed: Row) -> list[Row]:
     """Return the worked example without some rows."""
     assert set(removed) <= set(SEED_ROWS)
     return [row for row in SEED_ROWS if row not in removed]
 
 
-def swapped(old: str, new: str) -> list[Row]:
+def replace_stream(old: str, new: str) -> list[Row]:
     """Return the worked example with one stream of the second set replaced."""
     return [(time, state, new if stream == old else stream) for time, state, stream in SEED_ROWS]
 
@@ -71,7 +71,7 @@ def test_a_lake_without_tablets_has_nothing_to_audit(lake: Lake) -> None:
 
 def test_the_worked_example_passes(lake: Lake) -> None:
     """Six streams of two sets satisfy every invariant, and each has a population."""
-    put(lake, SEED_ROWS)
+    store_sets(lake, SEED_ROWS)
     assert violated(lake) == {}
     populations = {line.invariant: line.population for line in audit_tablets(lake)}
     assert populations[invariants.TABLET_STREAM_FORMAT] == 14
@@ -82,7 +82,7 @@ def test_the_worked_example_passes(lake: Lake) -> None:
 @pytest.mark.parametrize("times", [(), (SEED_FIRST_MS,)])
 def test_streams_without_their_time_are_found(lake: Lake, times: tuple[int, ...]) -> None:
     """Readers never find streams without a timestamp; they are named for one set or for all, and judged like others."""
-    put(lake, SEED_ROWS, times)
+    store_sets(lake, SEED_ROWS, times)
     failures = violated(lake)
     assert "ks.t has streams at 2025-09-09T14:4" in failures.pop(invariants.TABLET_STREAMS_TIMED)
     assert set(failures) == (set() if times else {invariants.TABLET_TIMESTAMP_COMPLETE})
@@ -113,11 +113,11 @@ def test_sets_of_the_platform_pass(lake: Lake) -> None:
 LAST_OF_FOUR = SEED_FOUR[3]
 SEEDED: list[tuple[list[Row], dict[str, str]]] = [
     (
-        swapped(SEED_FOUR[0], stream(-(2**62) - 1, 2)),
+        replace_stream(SEED_FOUR[0], stream(-(2**62) - 1, 2)),
         {invariants.TABLET_STREAM_FORMAT: "has version 2 and index 0"},
     ),
     (
-        swapped(SEED_FOUR[0], stream(-(2**62) - 1, 1 | 5 << 4)),
+        replace_stream(SEED_FOUR[0], stream(-(2**62) - 1, 1 | 5 << 4)),
         {invariants.TABLET_STREAM_FORMAT: "has version 1 and index 5"},
     ),
     (
@@ -129,19 +129,19 @@ SEEDED: list[tuple[list[Row], dict[str, str]]] = [
         {invariants.TABLET_STREAM_AT_END: "as -1"},
     ),
     (
-        without((SEED_SECOND_MS, 0, LAST_OF_FOUR), (SEED_SECOND_MS, 2, LAST_OF_FOUR)),
+        remove_rows((SEED_SECOND_MS, 0, LAST_OF_FOUR), (SEED_SECOND_MS, 2, LAST_OF_FOUR)),
         {invariants.TABLET_RING_COVERED: "ends at 4611686018427387903"},
     ),
     (
-        without((SEED_SECOND_MS, 1, SEED_TWO[0])),
+        remove_rows((SEED_SECOND_MS, 1, SEED_TWO[0])),
         {invariants.TABLET_SETS_ADD_UP: "makes 5 streams that are not its 4"},
     ),
     (
-        without((SEED_SECOND_MS, 2, SEED_FOUR[1])),
+        remove_rows((SEED_SECOND_MS, 2, SEED_FOUR[1])),
         {invariants.TABLET_SETS_ADD_UP: "makes 3 streams that are not its 4"},
     ),
     (
-        without((SEED_FIRST_MS, 2, SEED_TWO[0])),
+        remove_rows((SEED_FIRST_MS, 2, SEED_TWO[0])),
         {invariants.TABLET_SETS_ADD_UP: "makes 1 streams that are not its 2"},
     ),
     (
@@ -154,7 +154,7 @@ SEEDED: list[tuple[list[Row], dict[str, str]]] = [
 @pytest.mark.parametrize(("rows", "expected"), SEEDED)
 def test_seeded_violations_are_found(lake: Lake, rows: Sequence[Row], expected: dict[str, str]) -> None:
     """One error in the worked example fails its invariant alone, with a sample that names it."""
-    put(lake, rows)
+    store_sets(lake, rows)
     failures = violated(lake)
     assert failures.keys() == expected.keys()
     for name, sample in expected.items():
@@ -163,14 +163,14 @@ def test_seeded_violations_are_found(lake: Lake, rows: Sequence[Row], expected: 
 
 def test_a_timestamp_without_streams_is_found(lake: Lake) -> None:
     """A timestamp without streams is a violation, since readers would look for them."""
-    put(lake, SEED_ROWS, (*BOTH, SEED_SECOND_MS + 1))
+    store_sets(lake, SEED_ROWS, (*BOTH, SEED_SECOND_MS + 1))
     assert "2025-09-09T14:44:47.821Z has no current streams" in violated(lake)[invariants.TABLET_TIMESTAMP_COMPLETE]
 
 
 def test_streams_are_compared_with_the_stored_tablets(lake: Lake) -> None:
     """A stream whose token ends no tablet is found, although the set adds up and covers the ring."""
     tablets.create_tablets(lake, Clock(Microseconds(10**15)), Settings(), "ks", "t", uniform_tablet_ends(1))
-    put(lake, [(10**12 - 5_000, state, stream(9)) for state in (0, 2)], ())
+    store_sets(lake, [(10**12 - 5_000, state, stream(9)) for state in (0, 2)], ())
     assert set(violated(lake)) == {invariants.TABLET_STREAM_AT_END}
 
 
@@ -189,5 +189,5 @@ def test_a_decided_set_is_audited_before_readers_see_it(lake: Lake) -> None:
 
 def test_closed_streams_left_by_a_collection_are_no_violation(lake: Lake) -> None:
     """A process killed during a collection leaves closed streams at the base; the next collection removes them."""
-    put(lake, [row for row in SEED_ROWS if row[0] == SEED_SECOND_MS], (SEED_SECOND_MS,))
+    store_sets(lake, [row for row in SEED_ROWS if row[0] == SEED_SECOND_MS], (SEED_SECOND_MS,))
     assert violated(lake) == {}

@@ -20,7 +20,7 @@ SKIPS = "..."
 
 
 @dataclass(frozen=True)
-class Shown:
+class DocumentedCommand:
     """A command of a page, with its output and exit code."""
 
     command: list[str]
@@ -28,7 +28,7 @@ class Shown:
     exit_code: int
 
 
-def shown(page: Path) -> Iterator[Shown]:
+def read_commands(page: Path) -> Iterator[DocumentedCommand]:
     """Yield every command of a page, in order."""
     text = page.read_text(encoding="utf-8")
     for block in re.findall(r"^```console\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL):
@@ -36,7 +36,7 @@ def shown(page: Path) -> Iterator[Shown]:
             command, *lines = part.splitlines()
             exit_codes = [code for line in lines if (code := re.fullmatch(r"exit code (\d+)", line))]
             output = [line for line in lines if not re.fullmatch(r"exit code \d+", line)]
-            yield Shown(shlex.split(command), output, int(exit_codes[0][1]) if exit_codes else 0)
+            yield DocumentedCommand(shlex.split(command), output, int(exit_codes[0][1]) if exit_codes else 0)
 
 
 def words(line: str) -> str:
@@ -77,7 +77,7 @@ def test_a_page_shows_the_output_of_its_commands(
     monkeypatch.chdir(place(name))
     monkeypatch.setenv("COLUMNS", "160")
     monkeypatch.delenv("CDC_PLATFORM_HOME", raising=False)
-    commands = list(shown(page))
+    commands = list(read_commands(page))
     assert commands, "the page runs nothing"
     for example in commands:
         program, *arguments = example.command

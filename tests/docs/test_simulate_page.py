@@ -22,7 +22,7 @@ EXAMPLES = re.findall(r"^\$ cdc-platform (simulate .*)\n((?:.*\n)*?)```", PAGE, 
 @pytest.mark.long("each runs 50 histories or more")
 @pytest.mark.parametrize(("command", "shown"), EXAMPLES, ids=[command for command, _ in EXAMPLES])
 def test_an_example(command: str, shown: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each shown line is printed, in that order; `...` stands for others, or for the rest of a line."""
+    """The lines of the page are printed in that order; `...` matches other lines, or the rest of a line."""
     monkeypatch.chdir(tmp_path)
     command, _, comment = command.partition("    # exit code ")
     result = run("--home", tmp_path / "none", *shlex.split(command))

@@ -37,7 +37,7 @@ from cdc_platform.tables import TABLES
 START_US = parse_time_us("2026-01-31T12:00:00Z")
 
 
-def later(hours: int) -> Clock:
+def clock_after(hours: int) -> Clock:
     """Return a clock some hours after the log begins."""
     return Clock(Microseconds(START_US + hours * HOUR_US))
 
@@ -82,7 +82,7 @@ def test_an_hour_is_compacted_after_the_second_pass(lake: Lake) -> None:
     log.write(lake)
 
     def rewritten_files(hours: int) -> int:
-        return sum(result.rewritten for result in preview_tables(lake, later(hours)))
+        return sum(result.rewritten for result in preview_tables(lake, clock_after(hours)))
 
     assert [rewritten_files(1), rewritten_files(2)] == [0, 1]
     rows = log.table.schema.empty_table()
@@ -99,10 +99,10 @@ def test_a_checkpoint_is_written_where_one_is_due(lake: Lake) -> None:
     for name in get_log_folder(lake.path(log.table)).names():
         if "checkpoint" in name:
             (get_log_folder(lake.path(log.table)) / name).remove()
-    assert [result.checkpoint for result in preview_tables(lake, later(0))] == [True]
-    assert [result.checkpoint for result in maintain_tables(lake, later(0))] == [True]
+    assert [result.checkpoint for result in preview_tables(lake, clock_after(0))] == [True]
+    assert [result.checkpoint for result in maintain_tables(lake, clock_after(0))] == [True]
     assert any(name.endswith(".checkpoint.parquet") for name in get_log_folder(lake.path(log.table)).names())
-    assert [result.checkpoint for result in maintain_tables(lake, later(0))] == [False]
+    assert [result.checkpoint for result in maintain_tables(lake, clock_after(0))] == [False]
 
 
 def test_a_failing_table_does_not_stop_others(lake: Lake) -> None:
@@ -117,7 +117,7 @@ def test_a_failing_table_does_not_stop_others(lake: Lake) -> None:
     damaged = lake.data_files(log.table)[3].path
     rows = parquet.read_table(damaged)
     parquet.write_table(rows.set_column(rows.schema.get_field_index("ck"), "ck", compute.add(rows["ck"], 1)), damaged)
-    first, second = sorted(maintain_tables(lake, later(9)), key=lambda result: result.rewritten)
+    first, second = sorted(maintain_tables(lake, clock_after(9)), key=lambda result: result.rewritten)
     assert (first.table, first.rewritten) == (log.table.full_name, 0)
     assert "has other rows than its commits recorded" in first.failed
     assert (second.table, second.rewritten, second.failed) == (other.full_name, 3, "")
@@ -191,11 +191,11 @@ def maintenance_status(lake: Lake, clock: Clock) -> tuple[dict[str, object], lis
 def test_status_shows_last_runs_and_overdue_tasks(lake: Lake) -> None:
     """A task is unknown before its first run and overdue two days after its last one."""
     lake.ensure(TABLES["platform.nodes"])
-    assert set(maintenance_status(lake, later(0))[0].values()) == {None}
-    record_maintenance(lake, later(0), list(MaintenanceTask))
-    assert set(maintenance_status(lake, later(48))[0].values()) == {False}
-    record_maintenance(lake, later(30), [MaintenanceTask.VACUUM])
-    overdue, _ = maintenance_status(lake, later(49))
+    assert set(maintenance_status(lake, clock_after(0))[0].values()) == {None}
+    record_maintenance(lake, clock_after(0), list(MaintenanceTask))
+    assert set(maintenance_status(lake, clock_after(48))[0].values()) == {False}
+    record_maintenance(lake, clock_after(30), [MaintenanceTask.VACUUM])
+    overdue, _ = maintenance_status(lake, clock_after(49))
     assert [task for task, late in overdue.items() if not late] == [MaintenanceTask.VACUUM]
     assert read_maintenance(lake)[MaintenanceTask.VACUUM] == START_US + 30 * HOUR_US
 
@@ -205,7 +205,7 @@ def test_a_damaged_record_is_unknown(lake: Lake, content: bytes) -> None:
     """Status shows no time for a damaged record, and the next run overwrites it."""
     (lake.root.parent / "maintenance.json").write_bytes(content)
     assert read_maintenance(lake) == {}
-    record_maintenance(lake, later(0), [MaintenanceTask.VACUUM])
+    record_maintenance(lake, clock_after(0), [MaintenanceTask.VACUUM])
     assert read_maintenance(lake) == {MaintenanceTask.VACUUM: START_US}
 
 

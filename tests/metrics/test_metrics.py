@@ -31,7 +31,7 @@ AT_US = Microseconds(POSITION_US + 301 * SECOND_US)
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
-def parsed(text: str) -> Samples:
+def parse_samples(text: str) -> Samples:
     """Parse an exposition strictly; return its samples by name and sorted labels."""
     return {
         (sample.name, tuple(sorted(sample.labels.items()))): sample.value
@@ -40,10 +40,10 @@ def parsed(text: str) -> Samples:
     }
 
 
-def scraped(home: HomeLocation, at_us: int = AT_US) -> Samples:
+def scrape_samples(home: HomeLocation, at_us: int = AT_US) -> Samples:
     """Return a home's metrics at a time (µs)."""
     text, _ = format_metrics(HomeMetrics(home, Clock(Microseconds(at_us))).scrape())
-    return parsed(text.decode())
+    return parse_samples(text.decode())
 
 
 def value(samples: Samples, name: str, **labels: str) -> float | None:
@@ -51,7 +51,7 @@ def value(samples: Samples, name: str, **labels: str) -> float | None:
     return samples.get((name, tuple(sorted(labels.items()))))
 
 
-def unreadable(samples: Samples) -> set[tuple[str, str]]:
+def unreadable_sections(samples: Samples) -> set[tuple[str, str]]:
     """Return the sections that could not be read, each with its cluster."""
     return {
         (dict(labels)["cluster"], dict(labels)["section"])
@@ -90,7 +90,7 @@ def test_an_ingested_log_has_all_of_its_series(tmp_path: Path) -> None:
             log_gaps.record_log_gaps(lake, Clock(POSITION_US), [gap])
             if loss == "died":
                 log_gaps.accept_log_gaps(lake, Clock(POSITION_US), "shop", "t", "known")
-    samples = scraped(home)
+    samples = scrape_samples(home)
     assert value(samples, "cdc_platform_ingest_logs", cluster="prod") == 3
     expected = {
         "cdc_platform_ingest_lag_seconds": 301,
@@ -118,7 +118,7 @@ def test_an_ingested_log_has_all_of_its_series(tmp_path: Path) -> None:
     assert value(samples, "cdc_platform_ingest_requests_total", **log_labels("slow")) is None
     assert value(samples, "cdc_platform_ingest_lag_ttl_ratio", **log_labels("slow")) is None
     assert value(samples, "cdc_platform_ingest_ttl_seconds", **log_labels("slow")) == 0
-    assert unreadable(samples) == set()
+    assert unreadable_sections(samples) == set()
 
 
 def test_counters_and_lag_follow_the_home_from_scrape_to_scrape(tmp_path: Path) -> None:
@@ -127,7 +127,7 @@ def test_counters_and_lag_follow_the_home_from_scrape_to_scrape(tmp_path: Path) 
     metrics = HomeMetrics(home, Clock(AT_US))
 
     def windows_and_lag() -> tuple[float | None, ...]:
-        samples = parsed(format_metrics(metrics.scrape())[0].decode())
+        samples = parse_samples(format_metrics(metrics.scrape())[0].decode())
         names = ("cdc_platform_ingest_windows_total", "cdc_platform_ingest_lag_seconds")
         return tuple(value(samples, name, **log_labels("t")) for name in names)
 
@@ -150,7 +150,7 @@ def full(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_full_home_has_every_other_metric(full: Path) -> None:
     """Generations by state, the inbox's oldest event and check failures by asset agree with `status`."""
     home = open_home_location(full)
-    samples = scraped(home)
+    samples = scrape_samples(home)
     status = run("--home", full, "--clock", format_us(AT_US), "status", "--json").json
     of_check = {"cluster": "", "check": "log_batch_complete", "asset": "platform/cdc_log"}
     assert value(samples, "cdc_platform_check_failures", **of_check) == 2
@@ -167,8 +167,8 @@ def test_a_full_home_has_every_other_metric(full: Path) -> None:
 
 def test_an_empty_home_has_no_series_of_a_log(tmp_path: Path) -> None:
     """Every section is readable; known zeros are exported, and nothing else."""
-    samples = scraped(open_home_location(tmp_path / "home"))
-    assert unreadable(samples) == set()
+    samples = scrape_samples(open_home_location(tmp_path / "home"))
+    assert unreadable_sections(samples) == set()
     assert value(samples, "cdc_platform_inbox_events", cluster="") == 0
     assert {name for name, _ in samples} == {
         "cdc_platform_build_info",
@@ -197,9 +197,9 @@ def test_a_damaged_table_loses_only_its_sections(table: str, sections: set[str],
     entry = lake.root / table / "_delta_log" / "00000000000000000000.json"
     entry.parent.mkdir(parents=True, exist_ok=True)
     entry.write_text('{"add": {"path": "secret', encoding="utf-8")
-    samples = scraped(home)
-    assert {section for cluster, section in unreadable(samples) if cluster == "prod"} == sections
-    assert {section for cluster, section in unreadable(samples) if not cluster} == set()
+    samples = scrape_samples(home)
+    assert {section for cluster, section in unreadable_sections(samples) if cluster == "prod"} == sections
+    assert {section for cluster, section in unreadable_sections(samples) if not cluster} == set()
     lag = value(samples, "cdc_platform_ingest_lag_seconds", **log_labels("u"))
     assert (lag is None) == ("ingest" in sections)
     if sections == {"logs"}:
@@ -207,7 +207,7 @@ def test_a_damaged_table_loses_only_its_sections(table: str, sections: set[str],
         assert rows == [None, 0]
     answer = run("--home", home.path, "--clock", format_us(AT_US), "metrics")
     assert answer.exit_code == 1
-    assert parsed(answer.stdout) == samples
+    assert parse_samples(answer.stdout) == samples
     assert all("[metrics-incomplete]" in line for line in answer.stderr.splitlines())
     assert "secret" not in answer.stdout
 
@@ -216,8 +216,8 @@ def test_a_damaged_registration_leaves_the_home_itself(tmp_path: Path) -> None:
     """If no cluster can be listed, the section reports it, and the home's own metrics are exported."""
     home, cluster = ingested_home(tmp_path / "home", [ReadLog("t")])
     (cluster.home / "cluster.json").write_text("{", encoding="utf-8")
-    samples = scraped(home)
-    assert unreadable(samples) == {("", "clusters")}
+    samples = scrape_samples(home)
+    assert unreadable_sections(samples) == {("", "clusters")}
     assert value(samples, "cdc_platform_inbox_events", cluster="") == 0
 
 
@@ -231,8 +231,8 @@ def test_a_failing_section_exports_no_partial_samples(tmp_path: Path, monkeypatc
 
     monkeypatch.setattr(collector, "SECTIONS", {**SECTIONS, "ingest": fails})
     text = format_metrics(HomeMetrics(home, Clock(AT_US)).scrape())[0].decode()
-    samples = parsed(text)
-    assert unreadable(samples) == {("", "ingest"), ("prod", "ingest")}
+    samples = parse_samples(text)
+    assert unreadable_sections(samples) == {("", "ingest"), ("prod", "ingest")}
     assert value(samples, "cdc_platform_ingest_lag_seconds", **log_labels("t")) is None
     assert value(samples, "cdc_platform_inbox_events", cluster="prod") == 0
     assert "4711" not in text
@@ -242,13 +242,13 @@ def test_the_work_of_a_scrape_is_bounded(tmp_path: Path, monkeypatch: pytest.Mon
     """Only MAX_LOGS logs have series, though all are counted; a scrape past its time limit opens nothing more."""
     home, _ = ingested_home(tmp_path / "home", [ReadLog(name) for name in ("a", "b", "c")])
     monkeypatch.setattr(collector, "MAX_LOGS", 2)
-    samples = scraped(home)
+    samples = scrape_samples(home)
     tables = {dict(labels).get("table") for name, labels in samples if name == "cdc_platform_ingest_lag_seconds"}
     assert (tables, value(samples, "cdc_platform_ingest_logs", cluster="prod")) == ({"a", "b"}, 3)
     monkeypatch.setattr(collector, "SCRAPE_SECONDS", -1.0)
-    late = scraped(home)
+    late = scrape_samples(home)
     everything = {(cluster, section) for cluster in ("", "prod") for section in SECTIONS}
-    assert unreadable(late) == everything
+    assert unreadable_sections(late) == everything
 
 
 def test_names_with_escapes_are_parsed_back() -> None:

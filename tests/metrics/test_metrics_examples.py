@@ -26,7 +26,7 @@ _TOKEN = re.compile(
 )
 
 
-def metrics_in(query: str) -> dict[str, set[str]]:
+def parse_metrics(query: str) -> dict[str, set[str]]:
     """Return the metrics that a PromQL query selects, each with the labels that it matches."""
     tokens, end = list[tuple[str, str]](), 0
     while end < len(query):
@@ -67,7 +67,7 @@ def metrics_in(query: str) -> dict[str, set[str]]:
 )
 def test_queries_are_parsed(query: str, expected: dict[str, set[str]]) -> None:
     """Functions, keywords, labels and texts are not taken for metrics."""
-    assert metrics_in(query) == expected
+    assert parse_metrics(query) == expected
 
 
 def dashboard_queries(value: Any) -> Iterator[str]:
@@ -88,7 +88,7 @@ def assert_exported(queries: list[str]) -> set[str]:
     """Assert that all metrics and labels of queries exist; return the metrics."""
     used = set[str]()
     for query in queries:
-        for name, labels in metrics_in(query).items():
+        for name, labels in parse_metrics(query).items():
             assert name in EXPORTED, query
             assert labels <= set(EXPORTED[name].labels), query
             used.add(name)
@@ -119,7 +119,7 @@ def test_the_alert_rules_name_metrics_and_commands_that_exist() -> None:
     (group,) = rules["groups"]
     assert len(assert_exported([rule["expr"] for rule in group["rules"]])) >= 8
     for rule in group["rules"]:
-        selected = {label for name in metrics_in(rule["expr"]) for label in EXPORTED[name].labels}
+        selected = {label for name in parse_metrics(rule["expr"]) for label in EXPORTED[name].labels}
         texts = " ".join(rule["annotations"].values())
         assert set(re.findall(r"\$labels\.(\w+)", texts)) <= selected, rule["alert"]
         assert set(re.findall(r"cdc-platform (\w+)", texts)) <= set(COMMANDS), rule["alert"]

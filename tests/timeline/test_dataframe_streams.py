@@ -28,7 +28,7 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(home_of(tmp_path, "three") / "lake")
 
 
-def writes_of(spark: SparkSession, count: int = 300) -> DataFrame:
+def create_writes(spark: SparkSession, count: int = 300) -> DataFrame:
     """Return writes before, in and after the generations, in three partitions.
 
     Some lack a key or a time; all have more columns.
@@ -44,7 +44,7 @@ def writes_of(spark: SparkSession, count: int = 300) -> DataFrame:
     )
 
 
-def counted(rows: list[dict[str, Any]]) -> Counter[str]:
+def count_rows(rows: list[dict[str, Any]]) -> Counter[str]:
     """Return how often each row occurs."""
     return Counter(repr(sorted(row.items())) for row in rows)
 
@@ -57,22 +57,22 @@ def stored_rows(lake: Lake, name: str = NAME) -> list[dict[str, Any]]:
 
 def test_the_table_has_the_rows_of_the_frame(spark: SparkSession, lake: Lake) -> None:
     """Each write is stored once with the stream from `assign_streams`, by one commit with a file per partition."""
-    expected = [row.asDict() for row in assign_streams(lake, writes_of(spark)).collect()]
+    expected = [row.asDict() for row in assign_streams(lake, create_writes(spark)).collect()]
     assert {row["stream_id"] is None for row in expected} == {True, False}
-    assert append_with_streams(lake, writes_of(spark), NAME)
-    assert counted(stored_rows(lake)) == counted(expected)
+    assert append_with_streams(lake, create_writes(spark), NAME)
+    assert count_rows(stored_rows(lake)) == count_rows(expected)
     table = DeltaTable(f"{lake.location}/shop/cart_writes")
     assert (table.version(), len(table.file_uris())) == (1, 3)
-    assert append_with_streams(lake, writes_of(spark, 5), NAME)
+    assert append_with_streams(lake, create_writes(spark, 5), NAME)
     assert len(stored_rows(lake)) == 305
 
 
 def test_a_transaction_is_appended_once(spark: SparkSession, lake: Lake) -> None:
     """Repeating a transaction number appends nothing; the next number appends its rows."""
-    assert append_with_streams(lake, writes_of(spark, 20), NAME, ("loader", 1))
-    assert not append_with_streams(lake, writes_of(spark, 20), NAME, ("loader", 1))
+    assert append_with_streams(lake, create_writes(spark, 20), NAME, ("loader", 1))
+    assert not append_with_streams(lake, create_writes(spark, 20), NAME, ("loader", 1))
     assert len(stored_rows(lake)) == 20
-    assert append_with_streams(lake, writes_of(spark, 20), NAME, ("loader", 2))
+    assert append_with_streams(lake, create_writes(spark, 20), NAME, ("loader", 2))
     assert len(stored_rows(lake)) == 40
 
 
@@ -80,7 +80,7 @@ def test_values_that_cannot_be_stored_are_refused_before_any_write(spark: SparkS
     """The error is one line that names the column or the table, and nothing is written."""
     from pyspark.sql import functions as F
 
-    writes, before = writes_of(spark, 5), read_newest_versions(lake)
+    writes, before = create_writes(spark, 5), read_newest_versions(lake)
     for frame, name, message in (
         (writes.drop("key"), NAME, "^writes need a column 'key' of type binary"),
         (writes.withColumn("Stream_ID", F.lit(1)), NAME, "^writes have a column 'stream_id' already"),
@@ -122,7 +122,7 @@ def test_a_home_with_appended_writes_passes_its_checks(spark: SparkSession, lake
         return {result["invariant"]: (result["passed"], result["checked"]) for result in results}
 
     before = check_results()
-    append_with_streams(lake, writes_of(spark, 20), NAME)
+    append_with_streams(lake, create_writes(spark, 20), NAME)
     after = check_results()
     assert {name: passed for name, (passed, _) in after.items()} == {
         name: passed for name, (passed, _) in before.items()
@@ -132,4 +132,4 @@ def test_a_home_with_appended_writes_passes_its_checks(spark: SparkSession, lake
         "rows_as_committed",
     }
     assert run("home", "copy", home, home.parent / "copy").exit_code == 0
-    assert counted(stored_rows(Lake(home.parent / "copy" / "lake"))) == counted(stored_rows(lake))
+    assert count_rows(stored_rows(Lake(home.parent / "copy" / "lake"))) == count_rows(stored_rows(lake))

@@ -91,7 +91,7 @@ def write(lake: Lake, number: int, times_us: list[Microseconds]) -> None:
     assert lake.append_once(log_table(schema(lake)), rows, {"writer": number + 1}, number or None)
 
 
-def times_of(lake: Lake, table: Any) -> list[int]:
+def write_times(lake: Lake, table: Any) -> list[int]:
     """Return when the rows of a table were written (µs), sorted."""
     return sorted(lake.read(table, [WRITTEN_AT])[WRITTEN_AT].cast("int64").to_pylist())
 
@@ -105,10 +105,10 @@ def test_each_row_is_read_once_and_none_too_early(home: Path) -> None:
     table = schema(lake)
     consumer, rows = consume(lake, Clock(NOW_US), table, "audit")
     assert (rows, consumer.window_number, consumer.set_timestamp_us) == (6, 2, SWITCH_US)
-    assert times_of(lake, sink_table(table, "audit")) == READABLE
+    assert write_times(lake, sink_table(table, "audit")) == READABLE
     assert consume(lake, Clock(NOW_US), table, "audit")[1] == 0
     assert consume(lake, Clock(Microseconds(NOW_US + 1)), table, "audit")[1] == 1
-    assert times_of(lake, sink_table(table, "audit")) == [*READABLE, NOW_US - CONFIDENCE_WINDOW_US + 1]
+    assert write_times(lake, sink_table(table, "audit")) == [*READABLE, NOW_US - CONFIDENCE_WINDOW_US + 1]
     everything = lake.read(log_table(table)).sort_by([("cdc$time", "ascending")])
     copied = lake.read(sink_table(table, "audit")).sort_by([("cdc$time", "ascending")])
     assert copied.drop_columns([GENERATION]).equals(everything)
@@ -132,7 +132,7 @@ def test_files_rewritten_between_windows_change_nothing(home: Path) -> None:
     for hour in (START_US, SWITCH_US):
         for number in range(6, 9):
             write(lake, (number if hour == START_US else number + 3), [Microseconds(hour + number * 100)])
-    expected = [written_us for written_us in times_of(lake, log) if written_us <= NOW_US - CONFIDENCE_WINDOW_US]
+    expected = [written_us for written_us in write_times(lake, log) if written_us <= NOW_US - CONFIDENCE_WINDOW_US]
     order = TimeOrder(WRITTEN_AT, LOG_KEY, Microseconds(NOW_US + 9 * HOUR_US))
     for until_us in (START_US + 30, SWITCH_US + 30, NOW_US):
         consume(lake, Clock(NOW_US), table, "audit", until_us=Microseconds(until_us))
@@ -143,7 +143,7 @@ def test_files_rewritten_between_windows_change_nothing(home: Path) -> None:
         numbers = lake.transactions(sink, ["audit", "audit:position"])
         assert set(numbers) == {"audit", "audit:position"}
     assert len(lake.data_files(log)) < 9
-    assert times_of(lake, sink) == expected
+    assert write_times(lake, sink) == expected
     assert consume(lake, Clock(NOW_US), table, "audit")[1] == 0
 
 
@@ -155,7 +155,7 @@ def test_until_and_name_belong_to_the_consumer(home: Path) -> None:
     assert consume(lake, Clock(NOW_US), table, "fast")[1] == 6
     assert consume(lake, Clock(NOW_US), table, "slow", until_us=Microseconds(SWITCH_US - 1))[1] == 2
     assert consume(lake, Clock(NOW_US), table, "slow", until_us=START_US)[1] == 0
-    assert times_of(lake, sink_table(table, "slow")) == READABLE[:3]
+    assert write_times(lake, sink_table(table, "slow")) == READABLE[:3]
 
 
 def test_large_logs_are_read_in_several_windows(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -168,8 +168,8 @@ def test_large_logs_are_read_in_several_windows(home: Path, monkeypatch: pytest.
     consumer, rows = consume(lake, Clock(NOW_US), table, "audit")
     assert rows == 12
     assert consumer.window_number > 2
-    assert times_of(lake, sink_table(table, "audit")) == [
-        written_us for written_us in times_of(lake, log_table(table)) if written_us <= NOW_US - CONFIDENCE_WINDOW_US
+    assert write_times(lake, sink_table(table, "audit")) == [
+        written_us for written_us in write_times(lake, log_table(table)) if written_us <= NOW_US - CONFIDENCE_WINDOW_US
     ]
 
 
@@ -186,7 +186,7 @@ def test_a_killed_consumer_resumes_where_it_was(home: Path, point: str) -> None:
     assert killed.returncode == -signal.SIGKILL
     answer = run("--home", home, "--clock", "2026-01-31T14:00:00Z", "consume", "ks.t", "--name", "audit", "--json")
     assert answer.exit_code == 0, answer.stderr
-    assert times_of(lake, sink_table(table, "audit")) == READABLE
+    assert write_times(lake, sink_table(table, "audit")) == READABLE
     assert answer.json["rows"] == (6 if point == failpoints.BEFORE_SINK else 4)
     assert answer.json["position"] == "2026-01-31T13:59:30.000Z"
 
@@ -205,7 +205,7 @@ def test_the_second_of_two_consumers_of_one_name_stops(home: Path, monkeypatch: 
     monkeypatch.setattr(reader, "read_window", overtake)
     with pytest.raises(ConflictError, match=r"another process reads ks\.t as audit"):
         consume(lake, Clock(NOW_US), table, "audit")
-    assert times_of(lake, sink_table(table, "audit")) == READABLE
+    assert write_times(lake, sink_table(table, "audit")) == READABLE
 
 
 def test_windows_of_another_process_are_not_mistaken_for_a_forgotten_consumers(
@@ -234,7 +234,7 @@ def test_a_generation_is_read_once_all_its_streams_exist(home: Path) -> None:
     lake.delete(STREAMS_DESCRIPTIONS_V2, [("time", "=", datetime_from_us(SWITCH_US)), ("range_end", ">", 0)])
     with pytest.raises(StateError, match="not all published yet"):
         consume(lake, Clock(NOW_US), table, "audit")
-    assert times_of(lake, sink_table(table, "audit")) == READABLE[:3]
+    assert write_times(lake, sink_table(table, "audit")) == READABLE[:3]
     lake.merge(STREAMS_DESCRIPTIONS_V2, rows, update=False)
     assert consume(lake, Clock(NOW_US), table, "audit")[1] == 3
 
