@@ -1,4 +1,4 @@
-"""Values of Alternator's attributes: all types, by hand and drawn, and everything that does not follow the format."""
+"""Values of Alternator's attributes: all types, by hand and generated, and every violation of the format."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ BY_HAND = [
 
 @pytest.mark.parametrize(("stored", "text"), BY_HAND, ids=range(len(BY_HAND)))
 def test_values_by_hand(stored: bytes, text: str) -> None:
-    """Stored bytes and their JSON, both written down; JSON that Alternator stored stays as it is."""
+    """Stored bytes and their JSON, both by hand; JSON that Alternator stored is unchanged."""
     assert value_to_json(stored) == text
     assert not is_undecoded(text)
 
@@ -90,12 +90,12 @@ MALFORMED = [
 
 @pytest.mark.parametrize(("stored", "reason"), MALFORMED, ids=range(len(MALFORMED)))
 def test_malformed_values_stay_visible(stored: bytes, reason: str) -> None:
-    """With the reason and all of their bytes, under a key that is no type of DynamoDB."""
+    """The JSON has the reason and all bytes under a key that is no DynamoDB type."""
     text = value_to_json(stored)
-    shown = json.loads(text)["undecoded"]
+    undecoded = json.loads(text)["undecoded"]
     assert is_undecoded(text)
-    assert reason in shown["reason"]
-    assert base64.b64decode(shown["bytes"]) == stored
+    assert reason in undecoded["reason"]
+    assert base64.b64decode(undecoded["bytes"]) == stored
     assert all(column_value(kind, text) is None for kind in COLUMN_TYPES)
 
 
@@ -129,13 +129,13 @@ VALUES: st.SearchStrategy[Attribute] = st.recursive(
 
 @given(VALUES)
 def test_drawn_values_are_decoded(value: Attribute) -> None:
-    """What Alternator stores of a value reads as DynamoDB's JSON of it."""
+    """The bytes that Alternator stores for a value decode to DynamoDB's JSON."""
     assert json.loads(value_to_json(encode_attribute(value))) == as_json(value)
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_decoded_or_shown(stored: bytes) -> None:
-    """Nothing raises, and nothing is lost."""
+    """Decoding raises no error and loses no bytes."""
     text = value_to_json(stored)
     decoded = json.loads(text)
     assert len(decoded) == 1
@@ -145,14 +145,14 @@ def test_any_bytes_are_decoded_or_shown(stored: bytes) -> None:
 
 @given(NUMBERS)
 def test_numbers_are_exact(number: Decimal) -> None:
-    """38 digits and all exponents of DynamoDB, and scales beyond them."""
+    """Numbers are exact with 38 digits, all exponents of DynamoDB, and scales beyond them."""
     digits = f"{number:f}"
     text = format_decimal(int(digits.replace(".", "")), len(digits.partition(".")[2]))
     assert Decimal(text) == number
     assert text == plain_number(number)
-    far = struct.pack(">i", 123_456_789) + encode_number(number)[4:]
-    shown = json.loads(value_to_json(b"\x03" + far))["N"]
-    assert shown == "0" or Decimal(shown).as_tuple().exponent == -123_456_789
+    far_scale = struct.pack(">i", 123_456_789) + encode_number(number)[4:]
+    decoded = json.loads(value_to_json(b"\x03" + far_scale))["N"]
+    assert decoded == "0" or Decimal(decoded).as_tuple().exponent == -123_456_789
 
 
 TYPED: list[tuple[str, Attribute, Any]] = [
@@ -169,7 +169,7 @@ TYPED: list[tuple[str, Attribute, Any]] = [
 
 @pytest.mark.parametrize(("kind", "value", "expected"), TYPED, ids=range(len(TYPED)))
 def test_columns_have_values_of_their_type_alone(kind: str, value: Attribute, expected: Any) -> None:
-    """A value of another type, or none, is null."""
+    """A value of another type, and a missing one, is null."""
     text = value_to_json(encode_attribute(value))
     assert column_value(kind, text) == expected
     assert all(column_value(other, text) is None for other in COLUMN_TYPES if other != kind)
@@ -178,6 +178,6 @@ def test_columns_have_values_of_their_type_alone(kind: str, value: Attribute, ex
 
 @pytest.mark.parametrize("text", ["L", "M", "NULL", "s", "text", "", "N "])
 def test_types_without_columns_are_refused(text: str) -> None:
-    """By name, with those that there are."""
+    """The message names the allowed types."""
     with pytest.raises(InputError, match="choose S, N, B, BOOL, SS, NS, BS"):
         parse_attribute_type(text)

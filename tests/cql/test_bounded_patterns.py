@@ -1,4 +1,4 @@
-"""Regular expressions read texts of any length: none repeats a group that it could go back into."""
+"""Regular expressions read texts of any length: none repeats a group that can backtrack."""
 
 from __future__ import annotations
 
@@ -18,45 +18,49 @@ SIMPLE = (ops.LITERAL, ops.NOT_LITERAL, ops.IN, ops.ANY, ops.CATEGORY)
 
 
 def patterns() -> Iterator[tuple[str, Any, int]]:
-    """Every constant pattern of the program with where it stands and its flags, and every terminal of the grammar."""
+    """Yield every constant pattern of the program with position and flags, and every terminal of the grammar."""
     for path in sorted((ROOT / "cdc_platform").rglob("*.py")):
         for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.args:
                 owner, text = call.func.value, call.args[0]
                 if isinstance(owner, ast.Name) and owner.id == "re" and isinstance(text, ast.Constant):
-                    verbose = any("VERBOSE" in ast.unparse(each) for each in (*call.args[1:], *call.keywords))
+                    verbose = any("VERBOSE" in ast.unparse(argument) for argument in (*call.args[1:], *call.keywords))
                     yield f"{path.relative_to(ROOT)}:{call.lineno}", text.value, re.VERBOSE if verbose else 0
     grammar = files("cdc_platform.cql").joinpath("grammar.lark").read_text(encoding="utf-8")
     for terminal in Lark(grammar, parser="lalr").terminals:
         yield f"grammar.lark: {terminal.name}", terminal.pattern.to_regexp(), 0
 
 
-def remembered(parsed: Any) -> Iterator[str]:
-    """What a pattern keeps for each turn of a loop without a bound: groups that are not possessive."""
+def find_stored_states(parsed: Any) -> Iterator[str]:
+    """Yield the unbounded loops over a group that is not possessive, which store a state per iteration."""
     for operation, argument in parsed:
         if operation in (ops.MAX_REPEAT, ops.MIN_REPEAT):
             _, most, body = argument
             if most == ops.MAXREPEAT and not (len(body) == 1 and body[0][0] in SIMPLE):
                 yield str(operation)
-        yield from inside(argument)
+        yield from find_in_parts(argument)
 
 
-def inside(argument: Any) -> Iterator[str]:
-    """The same of the parts of an operation."""
+def find_in_parts(argument: Any) -> Iterator[str]:
+    """Yield such loops in the parts of an operation."""
     if isinstance(argument, parser.SubPattern):
-        yield from remembered(argument)
+        yield from find_stored_states(argument)
     elif isinstance(argument, (tuple, list)):
-        for each in argument:
-            yield from inside(each)
+        for part in argument:
+            yield from find_in_parts(part)
 
 
 def test_no_pattern_stores_a_state_per_character() -> None:
-    """A loop over a group takes hundreds of bytes a turn, unless it is possessive; 2 MB of text would take 1.6 GB."""
-    found = [(where, kept) for where, text, flags in patterns() for kept in remembered(parser.parse(text, flags))]
-    assert found == []
+    """An unbounded loop over a group stores hundreds of bytes per iteration, or 1.6 GB for 2 MB of text."""
+    loops = [
+        (position, loop)
+        for position, text, flags in patterns()
+        for loop in find_stored_states(parser.parse(text, flags))
+    ]
+    assert loops == []
 
 
-def retried(parsed: Any, possessive: bool = False) -> Iterator[str]:
+def find_backtracking(parsed: Any, possessive: bool = False) -> Iterator[str]:
     """Yield the loops in possessive groups that match greedily or lazily and therefore can backtrack."""
     for operation, argument in parsed:
         inner = possessive or operation == ops.ATOMIC_GROUP
@@ -67,26 +71,30 @@ def retried(parsed: Any, possessive: bool = False) -> Iterator[str]:
         for part in argument if isinstance(argument, (tuple, list)) else (argument,):
             for group in part if isinstance(part, list) else (part,):
                 if isinstance(group, parser.SubPattern):
-                    yield from retried(group, inner)
+                    yield from find_backtracking(group, inner)
 
 
 def test_possessive_groups_hold_no_loop_that_backtracks() -> None:
-    """Python before 3.11.5 matches less than it should where the body of a possessive loop backtracks."""
-    assert [(where, loop) for where, text, flags in patterns() for loop in retried(parser.parse(text, flags))] == []
+    """Before 3.11.5, Python matches too little if the body of a possessive loop backtracks."""
+    assert [
+        (position, loop)
+        for position, text, flags in patterns()
+        for loop in find_backtracking(parser.parse(text, flags))
+    ] == []
 
 
 def test_loops_that_backtrack_in_possessive_groups_are_found() -> None:
     """Greedy and lazy loops are reported at any depth; loops of a fixed length and possessive ones are not."""
     for text in (r"(?:, ?a)*+", r"(?:a|(b|c.*?d))*+", r"x(?>a+b)", r"(?=(?:a\s+b)*+)"):
-        assert list(retried(parser.parse(text))), text
+        assert list(find_backtracking(parser.parse(text))), text
     for text in (r"(?:, ?+a)*+", r"a+(?:[^']|'')*+b*", r"(?:[0-9a-f]{2})*+", r"(?>a|b)*+"):
-        assert not list(retried(parser.parse(text))), text
+        assert not list(find_backtracking(parser.parse(text))), text
 
 
-def test_the_rule_sees_such_patterns() -> None:
-    """The loops that it is about are found, at any depth, and possessive ones are none."""
+def test_loops_over_groups_are_found() -> None:
+    """The rule finds such loops at any depth, and no possessive ones."""
     for text in (r"'(?:[^']|'')*'", r"(?:a|bc)+d", r"x(?P<n>(ab)*?)y", r"(?=(a(b|c)+))"):
-        assert list(remembered(parser.parse(text))), text
+        assert list(find_stored_states(parser.parse(text))), text
     for text in (r"'(?:[^']|'')*+'", r"[ab]+c", r"(?>a|b)*+", r"(?:a|b){1,20}"):
-        assert not list(remembered(parser.parse(text))), text
+        assert not list(find_stored_states(parser.parse(text))), text
     assert sum(1 for _ in patterns()) > 100

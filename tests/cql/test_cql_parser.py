@@ -1,4 +1,4 @@
-"""The grammar: what CQL lets one write, and where a script goes wrong."""
+"""The CQL grammar: accepted statements, and the positions of errors."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from cdc_platform.cql.names import RESERVED_WORDS
 from cdc_platform.errors import InputError
 
 
-def one(text: str) -> s.StatementBody:
-    """What the only statement of a script says."""
+def parse_one(text: str) -> s.StatementBody:
+    """Return the body of the only statement of a script."""
     (statement,) = parse_statements(text)
     return statement.body
 
 
 def integer(number: int) -> s.Constant:
-    """An integer as the parser gives it."""
+    """Return an integer constant as the parser does."""
     return s.Constant("integer", number, str(number))
 
 
 def test_statements_end_with_semicolons() -> None:
-    """Their text is told as it stands, without comments in front and behind; empty ones are none."""
+    """A statement's text is unchanged, without comments around it; empty statements are ignored."""
     script = """-- a comment; with a semicolon
     ;; USE a ; /* of
     lines; */ USE "B;c"; // and another
     UPDATE t SET x = ';' -- it's; here
        WHERE y = 1"""
-    assert [(each.line, each.text) for each in parse_statements(script)] == [
+    assert [(statement.line, statement.text) for statement in parse_statements(script)] == [
         (2, "USE a"),
         (3, 'USE "B;c"'),
         (4, "UPDATE t SET x = ';' -- it's; here\n       WHERE y = 1"),
@@ -44,20 +44,20 @@ def test_statements_end_with_semicolons() -> None:
 
 @pytest.mark.parametrize("text", ["", " \n", "-- nothing", ";;", "/* * */"])
 def test_a_script_without_statements(text: str) -> None:
-    """It is one."""
+    """A script without statements is valid."""
     assert parse_statements(text) == []
 
 
-def test_reads_are_passed_by_whole() -> None:
-    """SELECT and DESCRIBE, whatever they say, up to the semicolon outside of texts, names and comments."""
+def test_reads_are_skipped_as_a_whole() -> None:
+    """SELECT and DESCRIBE end at the first semicolon outside of texts, names and comments."""
     script = """SELECT "a;b", count(*) FROM t WHERE x = 'a;''b' -- don't;
         ALLOW FILTERING; DESCRIBE TABLE ks.t; desc t; select json * from t"""
-    assert [each.body for each in parse_statements(script)] == [s.ReadOnlyStatement()] * 4
+    assert [statement.body for statement in parse_statements(script)] == [s.ReadOnlyStatement()] * 4
 
 
 def test_names_are_in_lower_case_unless_quoted() -> None:
-    """Quotes keep the case and free reserved words; two quotes are one."""
-    body = one('INSERT INTO Ks.T (A, "A", "select", "a""b") VALUES (1, 2, 3, 4)')
+    """Quotes retain the case and permit reserved words; two quotes stand for one."""
+    body = parse_one('INSERT INTO Ks.T (A, "A", "select", "a""b") VALUES (1, 2, 3, 4)')
     assert isinstance(body, s.Insert)
     assert body.table == ("ks", "t")
     assert body.columns == ("a", "A", "select", 'a"b')
@@ -69,9 +69,9 @@ def test_names_are_in_lower_case_unless_quoted() -> None:
      "unlogged_at", "infinity_", "nan1", "true_", "exists", "writetime", "counter", "date", "c0ffee", "p1d_"],
 )  # fmt: skip
 def test_words_that_are_not_reserved_are_names(name: str) -> None:
-    """Also where a keyword of that spelling has a meaning elsewhere."""
+    """A word is a name, even if it is a keyword in another context."""
     table, row = f"CREATE TABLE {name} ({name} int PRIMARY KEY)", f"UPDATE {name} SET {name} = 1 WHERE {name} = 2"
-    created, updated = one(table), one(row)
+    created, updated = parse_one(table), parse_one(row)
     assert isinstance(created, s.CreateTable)
     assert isinstance(updated, s.Update)
     assert (created.columns[0].name, updated.assignments[0].target.column) == (name, name)
@@ -98,23 +98,23 @@ def test_words_that_are_not_reserved_are_names(name: str) -> None:
     ],
 )
 def test_constants(written: str, kind: s.ConstantKind, value: object) -> None:
-    """Each is what it is by its spelling."""
-    body = one(f"INSERT INTO t (a) VALUES ({written})")
+    """The spelling of a constant decides its kind."""
+    body = parse_one(f"INSERT INTO t (a) VALUES ({written})")
     assert isinstance(body, s.Insert)
     assert body.values == (s.Constant(kind, value, written),)
 
 
 def test_uuids_are_no_subtractions() -> None:
-    """Whether they begin with a digit or with a letter."""
+    """A UUID may start with a digit or a letter."""
     for text in ("550e8400-e29b-41d4-a716-446655440000", "cafe8400-e29b-41d4-a716-446655440000"):
-        body = one(f"INSERT INTO t (a) VALUES ({text})")
+        body = parse_one(f"INSERT INTO t (a) VALUES ({text})")
         assert isinstance(body, s.Insert)
         assert body.values == (s.Constant("uuid", UUID(text), text),)
 
 
 def test_literals_of_collections() -> None:
-    """Braces hold sets, maps or fields, by what stands in them."""
-    body = one("INSERT INTO t (a) VALUES ([1], {1}, {1: 2}, {a: 1, B: {}}, (1, 2), f(1, g()))")
+    """The content of braces decides whether they are a set, a map or fields."""
+    body = parse_one("INSERT INTO t (a) VALUES ([1], {1}, {1: 2}, {a: 1, B: {}}, (1, 2), f(1, g()))")
     assert isinstance(body, s.Insert)
     number = integer(1)
     assert body.values == (
@@ -143,15 +143,17 @@ def test_literals_of_collections() -> None:
     ],
 )
 def test_assignments(written: str, assignment: s.Assignment) -> None:
-    """Wholes, elements, fields; what is added, taken away and put in front."""
-    body = one(f"UPDATE t SET {written} WHERE k = 1")
+    """Whole columns, elements and fields; addition, subtraction and prepending."""
+    body = parse_one(f"UPDATE t SET {written} WHERE k = 1")
     assert isinstance(body, s.Update)
     assert body.assignments == (assignment,)
 
 
 def test_restrictions() -> None:
-    """Comparisons of one column and of several, choices, and IF."""
-    body = one("DELETE a, b[1], c.d FROM t USING TIMESTAMP 5 WHERE k IN (1, 2) AND (x, y) >= (3, 4) AND z=1 IF EXISTS")
+    """Comparisons of one and several columns, choices, and IF."""
+    body = parse_one(
+        "DELETE a, b[1], c.d FROM t USING TIMESTAMP 5 WHERE k IN (1, 2) AND (x, y) >= (3, 4) AND z=1 IF EXISTS"
+    )
     assert isinstance(body, s.Delete)
     assert body.targets == (s.WholeColumn("a"), s.ColumnElement("b", integer(1)), s.ColumnField("c", "d"))
     assert body.where == (
@@ -165,8 +167,8 @@ def test_restrictions() -> None:
 @pytest.mark.parametrize("kind", ["", "UNLOGGED", "LOGGED", "COUNTER"])
 @pytest.mark.parametrize("end", ["", ";"])
 def test_batches(kind: str, end: str) -> None:
-    """One statement, with and without semicolons in it."""
-    body = one(
+    """A batch is one statement, with and without inner semicolons."""
+    body = parse_one(
         f"BEGIN {kind} BATCH USING TIMESTAMP 7{end} DELETE FROM t WHERE a = 1{end}"
         " DELETE FROM t WHERE a = 2; APPLY BATCH;"
     )
@@ -175,8 +177,8 @@ def test_batches(kind: str, end: str) -> None:
 
 
 def test_tables() -> None:
-    """Keys inside and behind the columns, types in types, options of every kind."""
-    body = one(
+    """Keys within and after the columns, nested types, and every kind of option."""
+    body = parse_one(
         """CREATE TABLE IF NOT EXISTS ks.t (a int, b map<int, frozen<list<ks2.ut>>>, c set<text> static,
             PRIMARY KEY ((a, b), c, d)) WITH CLUSTERING ORDER BY (c DESC, d ASC) AND cdc = {'enabled': true}
             AND comment = 'x' AND gc_grace_seconds = 0"""
@@ -223,54 +225,58 @@ def test_tables() -> None:
     ],
 )
 def test_definitions(text: str, kind: type) -> None:
-    """Every one that is known."""
-    assert isinstance(one(text), kind)
+    """Every supported definition parses."""
+    assert isinstance(parse_one(text), kind)
 
 
 @given(st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=10))
 def test_every_name_can_be_quoted(name: str) -> None:
-    """What is shown as a name is read as that name."""
-    assert one(f"USE {quote_name(name)}") == s.UseKeyspace(name)
-    assert one(f"USE {quote_name(name.lower())}") == s.UseKeyspace(name.lower())
+    """A quoted name parses to that name."""
+    assert parse_one(f"USE {quote_name(name)}") == s.UseKeyspace(name)
+    assert parse_one(f"USE {quote_name(name.lower())}") == s.UseKeyspace(name.lower())
 
 
 @pytest.mark.parametrize("word", sorted(RESERVED_WORDS))
 def test_reserved_words_need_quotes(word: str) -> None:
-    """They are no names without them."""
-    assert one(f"USE {quote_name(word)}") == s.UseKeyspace(word)
+    """Without quotes a reserved word is no name."""
+    assert parse_one(f"USE {quote_name(word)}") == s.UseKeyspace(word)
     with pytest.raises(InputError):
         parse_statements(f"USE {word}")
 
 
 @given(st.text(max_size=40))
 def test_no_text_breaks_the_parser(text: str) -> None:
-    """Whatever it is: statements, or one line with a place."""
+    """Any text parses to statements or raises an error with a position."""
     with suppress(InputError):
-        assert all(each.text in text for each in parse_statements(text))
+        assert all(statement.text in text for statement in parse_statements(text))
 
 
 @pytest.mark.parametrize(
     ("text", "line", "column"),
     [("FROM", 1, 1), ("USE a;\n\n  USE", 3, 6), ("UPDATE t\nSET a = @ WHERE b = 1", 2, 9), ("USE 'a", 1, 5)],
 )
-def test_errors_have_a_place(text: str, line: int, column: int) -> None:
-    """The line and the column of what does not belong there, or of the end."""
+def test_errors_have_a_position(text: str, line: int, column: int) -> None:
+    """The line and column are those of the unexpected token or of the end."""
     with pytest.raises(InputError, match=f"^line {line}, column {column}: .*; expected "):
         parse_statements(text)
 
 
 @pytest.mark.parametrize("opening", ["[", "{", "(", "f("])
-def test_what_is_nested_without_end_is_refused(opening: str) -> None:
-    """With one line, not with the end of the interpreter's stack."""
+def test_deeply_nested_literals_are_refused(opening: str) -> None:
+    """An error is raised before the interpreter's stack overflows."""
     closing = {"[": "]", "{": "}"}.get(opening, ")")
     with pytest.raises(InputError, match="nested too deeply"):
         parse_statements(f"INSERT INTO t (a) VALUES ({opening * 5000}1{closing * 5000})")
 
 
 def test_a_comment_ends_at_a_carriage_return() -> None:
-    """As at a line feed, in statements and in what is passed by (Cql.g, COMMENT)."""
+    """As after a line feed, in statements and in skipped text (Cql.g, COMMENT)."""
     script = "-- one\rUSE a; // two\rSELECT 1 -- three;\r; USE b -- four"
-    assert [type(each.body) for each in parse_statements(script)] == [s.UseKeyspace, s.ReadOnlyStatement, s.UseKeyspace]
+    assert [type(statement.body) for statement in parse_statements(script)] == [
+        s.UseKeyspace,
+        s.ReadOnlyStatement,
+        s.UseKeyspace,
+    ]
 
 
 @pytest.mark.parametrize(
@@ -289,7 +295,7 @@ def test_a_comment_ends_at_a_carriage_return() -> None:
     ],
 )
 def test_every_error_names_its_position(script: str, place: str) -> None:
-    """Line and column of the part that is wrong; of what is nested too deeply, those of its statement."""
+    """The position is that of the wrong part, or, for deep nesting, of the statement."""
     with pytest.raises(InputError) as caught:
         parse_statements(script)
     assert str(caught.value).startswith(place)
@@ -299,7 +305,7 @@ def test_every_error_names_its_position(script: str, place: str) -> None:
 @pytest.mark.parametrize("long", ["-- x\n", "/* x */", "/* x\n"])
 @pytest.mark.parametrize("script", ["{}USE a", "SELECT {} FROM t", "UPDATE t SET v = 1 {} WHERE k = 0"])
 def test_comments_take_linear_time(script: str, long: str) -> None:
-    """Eight times as many take about eight times as long, and not 64 times; also where they do not end."""
+    """Eight times as many comments take about eight times as long, not 64 times, also without an end."""
 
     def seconds(count: int) -> float:
         text = script.format(long * count)
@@ -316,8 +322,8 @@ def test_comments_take_linear_time(script: str, long: str) -> None:
 
 
 def test_integers_and_decimals_have_any_size() -> None:
-    """Beyond the digits that Python converts by itself."""
-    body = one(f"UPDATE t SET v = {'9' * 50_000}, w = -1.{'0' * 50_000}1e-77 WHERE k = 0")
+    """Numbers may have more digits than Python's int() accepts by default."""
+    body = parse_one(f"UPDATE t SET v = {'9' * 50_000}, w = -1.{'0' * 50_000}1e-77 WHERE k = 0")
     assert isinstance(body, s.Update)
     number, fraction = (assignment.value for assignment in body.assignments)
     assert isinstance(number, s.Constant)

@@ -1,4 +1,4 @@
-"""Types of CQL: their values as bytes, in order and as literals, held against the driver's own codecs."""
+"""CQL types: values as bytes, in order and as literals, compared with the driver's codecs."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ PROTOCOL = 4
 
 
 def whole(bits: int) -> st.SearchStrategy[int]:
-    """Signed integers of so many bits."""
+    """Return signed integers of this many bits."""
     return st.integers(-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
-def duration_of(sign: int, parts: tuple[int, int, int]) -> temporal.Duration:
-    """A duration whose parts have one sign."""
+def make_duration(sign: int, parts: tuple[int, int, int]) -> temporal.Duration:
+    """Return a duration whose parts have one sign."""
     return temporal.Duration(*(sign * part for part in parts))
 
 
@@ -63,7 +63,7 @@ SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "decimal": st.decimals(allow_nan=False, allow_infinity=False),
     "double": st.floats(),
     "duration": st.builds(
-        duration_of, st.sampled_from([1, -1]), st.tuples(*(st.integers(0, 2**bits - 1) for bits in (31, 31, 63)))
+        make_duration, st.sampled_from([1, -1]), st.tuples(*(st.integers(0, 2**bits - 1) for bits in (31, 31, 63)))
     ),
     "float": st.floats(width=32),
     "inet": st.ip_addresses(),
@@ -77,29 +77,35 @@ SCALARS: dict[str, st.SearchStrategy[Any]] = {
     "uuid": st.uuids(),
     "varint": st.integers(),
 }
-"""Canonical values of each scalar type but counters."""
+"""Canonical values of each scalar type except counters."""
 
 
-def written(kind: t.CqlType, value: Any) -> str:
-    """A literal of CQL for a canonical value, written down by the language's rules and nothing of the product."""
+def to_literal(kind: t.CqlType, value: Any) -> str:
+    """Return the CQL literal of a canonical value, by the language's rules and without the product's code."""
     if value is None:
         return "null"
     if isinstance(kind, t.MapType):
-        return "{" + ", ".join(f"{written(kind.key, key)}: {written(kind.value, inner)}" for key, inner in value) + "}"
+        return (
+            "{"
+            + ", ".join(f"{to_literal(kind.key, key)}: {to_literal(kind.value, inner)}" for key, inner in value)
+            + "}"
+        )
     if isinstance(kind, t.SetType):
-        return "{" + ", ".join(written(kind.element, inner) for inner in value) + "}"
+        return "{" + ", ".join(to_literal(kind.element, inner) for inner in value) + "}"
     if isinstance(kind, t.ListType):
-        return "[" + ", ".join(written(kind.element, inner) for inner in value) + "]"
+        return "[" + ", ".join(to_literal(kind.element, inner) for inner in value) + "]"
     if isinstance(kind, t.TupleType):
-        return "(" + ", ".join(written(part, inner) for part, inner in zip(kind.components, value, strict=True)) + ")"
+        return (
+            "(" + ", ".join(to_literal(part, inner) for part, inner in zip(kind.components, value, strict=True)) + ")"
+        )
     if isinstance(kind, t.UserType):
         pairs = zip(kind.fields, value, strict=True)
-        return "{" + ", ".join(f'"{name}": {written(part, inner)}' for (name, part), inner in pairs) + "}"
-    return written_scalar(kind.cql, value)
+        return "{" + ", ".join(f'"{name}": {to_literal(part, inner)}' for (name, part), inner in pairs) + "}"
+    return scalar_to_literal(kind.cql, value)
 
 
-def written_scalar(name: str, value: Any) -> str:
-    """A literal of a scalar type."""
+def scalar_to_literal(name: str, value: Any) -> str:
+    """Return the literal of a scalar type."""
     if name in ("text", "ascii"):
         return "'" + value.replace("'", "''") + "'"
     if name == "inet":
@@ -134,7 +140,7 @@ kinds = st.recursive(
 
 
 def values(kind: t.CqlType) -> st.SearchStrategy[Any]:
-    """Canonical values of a type."""
+    """Return canonical values of a type."""
     if isinstance(kind, t.ScalarType):
         return SCALARS[kind.name].map(kind.canonical)
     if isinstance(kind, t.MapType):
@@ -146,25 +152,29 @@ def values(kind: t.CqlType) -> st.SearchStrategy[Any]:
 
 @st.composite
 def typed(draw: st.DrawFn, count: int = 1) -> tuple[Any, ...]:
-    """A type, and so many values of it."""
+    """Draw a type and this many values of it."""
     kind = draw(kinds)
     return (kind, *(draw(values(kind)) for _ in range(count)))
 
 
-def same(one: Any, other: Any) -> bool:
-    """Equality in which NaN equals itself, wherever it is."""
+def are_equal(one: Any, other: Any) -> bool:
+    """Return True if two values are equal, where NaN equals itself."""
     if isinstance(one, tuple) and isinstance(other, tuple):
-        return len(one) == len(other) and all(same(a, b) for a, b in zip(one, other, strict=True))
+        return len(one) == len(other) and all(are_equal(a, b) for a, b in zip(one, other, strict=True))
     return one is other or one == other
 
 
-def scalars_of(kind: t.CqlType) -> set[str]:
-    """The names of the scalar types that a type is made of."""
-    return {kind.name} if isinstance(kind, t.ScalarType) else {name for part in kind.parts for name in scalars_of(part)}
+def find_scalar_types(kind: t.CqlType) -> set[str]:
+    """Return the names of the scalar types within a type."""
+    return (
+        {kind.name}
+        if isinstance(kind, t.ScalarType)
+        else {name for part in kind.parts for name in find_scalar_types(part)}
+    )
 
 
 def driver_codec(kind: t.CqlType) -> Any:
-    """The driver's codec of a type."""
+    """Return the driver's codec of a type."""
     if isinstance(kind, t.ScalarType):
         return cqltypes.lookup_casstype_simple({"text": "UTF8Type"}.get(kind.name, CODECS.get(kind.name, "")))
     parts = [driver_codec(part) for part in kind.parts]
@@ -197,7 +207,7 @@ CODECS = {
 
 
 def driver_value(kind: t.CqlType, value: Any) -> Any:
-    """A canonical value as the driver takes it."""
+    """Return a canonical value in the driver's form."""
     if value is None:
         return None
     if isinstance(kind, t.MapType):
@@ -213,7 +223,7 @@ def driver_value(kind: t.CqlType, value: Any) -> Any:
 
 
 class Pairs(list):
-    """What the driver takes for a map: anything that has items."""
+    """A map for the driver, which accepts anything with items."""
 
     def items(self) -> Pairs:
         return self
@@ -221,21 +231,21 @@ class Pairs(list):
 
 @given(typed())
 def test_values_are_the_bytes_that_the_driver_writes(case: tuple[Any, ...]) -> None:
-    """All types of one value but durations, dates (another epoch) and times that the driver takes as objects alone."""
+    """All types except durations, dates (another epoch) and times that the driver accepts only as objects."""
     kind, value = case
-    assume(not {"date", "time", "timestamp"} & scalars_of(kind))
+    assume(not {"date", "time", "timestamp"} & find_scalar_types(kind))
     assert kind.to_bytes(value) == driver_codec(kind).serialize(driver_value(kind, value), PROTOCOL)
 
 
 @given(SCALARS["duration"])
 def test_durations_are_the_bytes_that_the_driver_writes(value: Any) -> None:
-    """Three integers of variable length."""
+    """A duration is three integers of variable length."""
     assert t.DURATION.to_bytes(value) == cqltypes.DurationType.serialize(DriverDuration(*value), PROTOCOL)
 
 
 @given(whole(32), SCALARS["time"], SCALARS["timestamp"])
 def test_times_are_integers(days: int, nanoseconds: int, ms: Milliseconds) -> None:
-    """A date is unsigned with 1970 in the middle; a time and a timestamp are signed, of 64 bits."""
+    """A date is unsigned with 1970 in the middle; a time and a timestamp are signed 64-bit integers."""
     assert t.DATE.to_bytes(days) == struct.pack(">I", days + 2**31)
     assert t.TIME.to_bytes(nanoseconds) == struct.pack(">q", nanoseconds)
     assert t.TIMESTAMP.to_bytes(ms) == struct.pack(">q", ms)
@@ -243,18 +253,18 @@ def test_times_are_integers(days: int, nanoseconds: int, ms: Milliseconds) -> No
 
 @given(typed())
 def test_a_literal_is_the_value_that_was_written(case: tuple[Any, ...]) -> None:
-    """Writing a value as CQL, parsing it and giving it its type leads back to the value."""
+    """Formatting a value as CQL, parsing it and applying its type returns the value."""
     kind, value = case
-    (statement,) = parse_statements(f"INSERT INTO t (a) VALUES ({written(kind, value)})")
+    (statement,) = parse_statements(f"INSERT INTO t (a) VALUES ({to_literal(kind, value)})")
     assert isinstance(statement.body, s.Insert)
-    assert same(value_from_term(statement.body.values[0], kind, MOMENT), value)
+    assert are_equal(value_from_term(statement.body.values[0], kind, MOMENT), value)
 
 
 @given(SCALARS["duration"])
 def test_a_duration_is_read_as_it_is_written(value: Any) -> None:
-    """As CQL shows it, and as a literal."""
+    """CQL's format of a duration and its literal both parse to the duration."""
     assert temporal.parse_duration(str(value)) == value
-    assert temporal.parse_duration(written_scalar("duration", value)) == value
+    assert temporal.parse_duration(scalar_to_literal("duration", value)) == value
 
 
 @given(typed(count=2))
@@ -263,13 +273,13 @@ def test_values_are_equal_if_their_order_is_equal(case: tuple[Any, ...]) -> None
     kind, one, other = case
     first, second = kind.sort_key(one), kind.sort_key(other)
     assert (first < second) + (second < first) + (first == second) == 1
-    assert same(kind.canonical(one), one)
+    assert are_equal(kind.canonical(one), one)
     assert hash(one) == hash(kind.canonical(one))
 
 
 @given(st.dictionaries(whole(32), texts, max_size=5))
 def test_collections_are_in_the_order_of_their_elements(given_map: dict[int, str]) -> None:
-    """Maps and sets of Python become what CQL shows: sorted, each element once."""
+    """Python's maps and sets become sorted, with each element once."""
     kind = t.MapType(t.INT, t.TEXT, True)
     pairs = kind.canonical(given_map)
     assert dict(pairs) == given_map
@@ -286,12 +296,12 @@ def test_collections_are_in_the_order_of_their_elements(given_map: dict[int, str
         ("double", [-math.inf, -1.0, -0.0, 0.0, 1.0, math.inf, math.nan]),
         ("decimal", [Decimal("-1E+3"), Decimal("0.5"), Decimal("0.50000001"), Decimal(7)]),
         ("inet", [ipaddress.ip_address(text) for text in ("1.2.3.4", "10.0.0.1", "2001:db8::1", "255.0.0.1")]),
-        # Time first, whatever the bytes before it; then the low bytes as signed ones.
+        # Time first, whatever the bytes before it; then the low bytes as signed bytes.
         ("timeuuid", [uuid.UUID(text) for text in (
             "ffffffff-0000-1000-8000-000000000000", "00000000-0001-1000-8000-000000000080",
             "00000000-0001-1000-8000-000000000000", "00000000-0001-1000-8000-00000000007f",
         )]),
-        # Version first; those of version 1 by time, then the low bytes as unsigned ones.
+        # Version first; version 1 by time, then the low bytes as unsigned bytes.
         ("uuid", [uuid.UUID(text) for text in (
             "ffffffff-0000-1000-8000-000000000000", "00000000-0001-1000-8000-00000000007f",
             "00000000-0001-1000-8000-000000000080", "00000000-0000-4000-8000-000000000000",
@@ -300,14 +310,14 @@ def test_collections_are_in_the_order_of_their_elements(given_map: dict[int, str
     ],
 )  # fmt: skip
 def test_scalars_are_in_the_order_of_cql(name: str, ascending: list[Any]) -> None:
-    """The orders that are not those of Python."""
+    """Orders of CQL that differ from Python's."""
     keys = [t.get_scalar_type(name).sort_key(value) for value in ascending]
     assert keys == sorted(keys)
     assert all(one < other for one, other in pairwise(keys))
 
 
 def test_durations_have_no_order() -> None:
-    """They can be neither keys nor elements of sets."""
+    """A duration can be neither a key nor an element of a set."""
     assert not t.ListType(t.DURATION).comparable
     with pytest.raises(InputError, match="duration have no order"):
         t.DURATION.sort_key(temporal.Duration(0, 0, 1))
@@ -336,14 +346,14 @@ def test_durations_have_no_order() -> None:
     ],
 )
 def test_values_as_json_has_them(kind: t.CqlType, value: Any, shown: object) -> None:
-    """The conventions for what JSON lacks."""
+    """Conventions for types that JSON lacks."""
     assert kind.json(value) == shown
     assert kind.json(None) is None
 
 
 @given(st.dates())
 def test_days_of_the_calendar(day: date) -> None:
-    """Days since 1970 and dates are the same calendar as Python's, there and back."""
+    """Days since 1970 and dates convert in both directions like Python's calendar."""
     days = (day - date(1970, 1, 1)).days
     assert temporal.days_from_date(day.year, day.month, day.day) == days
     assert temporal.date_from_days(days) == (day.year, day.month, day.day)
@@ -352,7 +362,7 @@ def test_days_of_the_calendar(day: date) -> None:
 
 @given(SCALARS["timestamp"], SCALARS["time"])
 def test_times_are_read_as_they_are_shown(ms: Milliseconds, nanoseconds: int) -> None:
-    """Timestamps of any year, times of day to the nanosecond."""
+    """Timestamps of any year and times of day, to the nanosecond, survive formatting and parsing."""
     assert temporal.parse_timestamp(temporal.format_timestamp(ms)) == ms
     assert temporal.parse_time(temporal.format_time(nanoseconds)) == nanoseconds
 
@@ -363,7 +373,7 @@ def test_times_are_read_as_they_are_shown(ms: Milliseconds, nanoseconds: int) ->
      "2026-01-31 11:00:00.000000+0000", "2026-01-31 11:00Z"],
 )  # fmt: skip
 def test_timestamps_are_written_in_many_ways(text: str) -> None:
-    """With and without seconds, decimals and zone, which is UTC where there is none."""
+    """Seconds, decimals and the zone, by default UTC, are optional."""
     assert temporal.parse_timestamp(text) == 1_769_857_200_000
 
 
@@ -387,14 +397,14 @@ def test_timestamps_are_written_in_many_ways(text: str) -> None:
     ],
 )
 def test_values_of_another_type_are_refused(kind: t.CqlType, value: Any) -> None:
-    """Out of range, of another class, or put together in another way."""
+    """Values out of range, of another class or of another structure are refused."""
     with pytest.raises(InputError):
         kind.canonical(value)
 
 
 @given(kinds)
 def test_types_are_values(kind: t.CqlType) -> None:
-    """Equal when made again, also in another process; frozen types have one cell."""
+    """A type survives pickling and is hashable; a frozen type has one cell."""
     copy = pickle.loads(pickle.dumps(kind))
     assert (copy, hash(copy), copy.cql) == (kind, hash(kind), kind.cql)
     assert not kind.frozen().multicell

@@ -1,4 +1,4 @@
-"""Partition keys as people type them: the bytes are those that the same values have in a statement."""
+"""Typed partition keys have the bytes of the equal values in a statement."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from cdc_platform.errors import InputError
 ID = uuid.UUID("7e1f2a30-0000-4000-8000-000000000001")
 
 
-def table(*types: str) -> TableSchema:
-    """A table whose partition key has columns of these types."""
+def make_table(*types: str) -> TableSchema:
+    """Return a table whose partition key has columns of these types."""
     catalog = Catalog()
     columns = ", ".join(f"p{number} {kind}" for number, kind in enumerate(types))
     names = ", ".join(f"p{number}" for number in range(len(types)))
     text = "CREATE KEYSPACE k WITH replication = {'class': 'SimpleStrategy', 'replication_factor': 1}; "
-    for each in parse_statements(f"{text} CREATE TABLE k.t ({columns}, PRIMARY KEY (({names})));"):
-        if isinstance(each.body, s.DefinitionStatement):
-            apply_definition(catalog, each.body, Microseconds(0))
+    for statement in parse_statements(f"{text} CREATE TABLE k.t ({columns}, PRIMARY KEY (({names})));"):
+        if isinstance(statement.body, s.DefinitionStatement):
+            apply_definition(catalog, statement.body, Microseconds(0))
     return catalog.table(s.QualifiedName("k", "t"))
 
 
-def key(types: list[str], *texts: str) -> bytes:
-    """The bytes of a key."""
-    return parse_partition_key(table(*types), texts, ExecutionContext(Microseconds(0)))
+def parse_key(types: list[str], *texts: str) -> bytes:
+    """Return the bytes of a key."""
+    return parse_partition_key(make_table(*types), texts, ExecutionContext(Microseconds(0)))
 
 
 @pytest.mark.parametrize(
@@ -58,13 +58,13 @@ def key(types: list[str], *texts: str) -> bytes:
     ],
 )
 def test_a_text_is_a_constant_of_its_type(kind: str, text: str, expected: bytes) -> None:
-    """With quotes or without them, where CQL would have them."""
-    assert key([kind], text) == expected
+    """A key's text is valid with and without CQL's quotes."""
+    assert parse_key([kind], text) == expected
 
 
-def test_a_key_of_several_columns_is_put_together() -> None:
-    """Each component with its length before it and a zero behind it."""
-    assert key(["text", "int"], "ada", "1") == b"\x00\x03ada\x00\x00\x04\x00\x00\x00\x01\x00"
+def test_a_key_of_several_columns_is_serialized() -> None:
+    """Each component has its length before it and a zero after it."""
+    assert parse_key(["text", "int"], "ada", "1") == b"\x00\x03ada\x00\x00\x04\x00\x00\x00\x01\x00"
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_key_of_several_columns_is_put_together() -> None:
         (["text", "int"], ["ada"], r"\(p0 text, p1 int\): give --pk 2 times, in that order, not 1"),
     ],
 )
-def test_what_is_no_key_is_refused(types: list[str], texts: list[str], said: str) -> None:
-    """With the column, its type, and what the key has."""
+def test_invalid_keys_are_refused(types: list[str], texts: list[str], said: str) -> None:
+    """The message has the column, its type, and the key's columns."""
     with pytest.raises(InputError, match=said):
-        key(types, *texts)
+        parse_key(types, *texts)

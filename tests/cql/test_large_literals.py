@@ -1,4 +1,4 @@
-"""Texts of two million characters in a script: each takes bounded memory per character, or is refused by its size."""
+"""Texts of two million characters in a script take bounded memory per character, or are refused by size."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from support.processes.watched import Left, watched
 
 SIZE = 2_000_000
 A_CHARACTER = 64
-"""Bytes of memory that a character of a script may take, beyond what the process takes without it."""
+"""Bytes of memory that a script's character may take, beyond the memory of the process without it."""
 TABLE = (
     "CREATE KEYSPACE ks WITH replication = {'class': 'NetworkTopologyStrategy', 'dc1': 1};\n"
     "CREATE TABLE ks.t (p int PRIMARY KEY, v text, b blob, n varint, d decimal, f duration)"
@@ -45,7 +45,7 @@ REFUSED = {
     "an integer in a text of JSON": f'INSERT INTO ks.t JSON \'{{"p": 1, "n": "{"1" * SIZE}"}}\';',
     "a pattern": f"UPDATE ks.t SET v = 'b' WHERE p = 1 IF v LIKE '{'%a' * (SIZE // 2)}';",
 }
-"""What is refused, in one line that names the limit, in the place of a quadratic time."""
+"""Texts that are refused, in one line with the limit, because they would take quadratic time."""
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "home"
 
 
-def logged(home: Path, tmp_path: Path, text: str) -> Left:
-    """How `cql run` leaves over a script."""
+def run_script(home: Path, tmp_path: Path, text: str) -> Left:
+    """Return the result of `cql run` for a script."""
     script = tmp_path / "script.cql"
     script.write_text(f"{TABLE}INSERT INTO ks.t (p, v) VALUES (1, 'a');\n{text}\n", encoding="utf-8")
     return watched("--home", home, "--clock", "2026-01-01T01:00:00Z", "cql", "run", script)
@@ -68,10 +68,10 @@ def logged(home: Path, tmp_path: Path, text: str) -> Left:
 @pytest.mark.grid("large literals", 6)
 @pytest.mark.parametrize("name", [*TEXTS, *REFUSED])
 def test_a_large_literal_takes_bounded_memory(home: Path, tmp_path: Path, name: str) -> None:
-    """Whatever it is: a quarter of a kilobyte for each character would be half a gigabyte."""
-    without = logged(home, tmp_path, "")
-    left = logged(home, tmp_path, TEXTS.get(name) or REFUSED[name])
-    assert (without.exit_code, left.exit_code in (0, 1, 2)) == (0, True), left.stderr[:2_000]
-    assert left.held - without.held < A_CHARACTER * SIZE
-    assert len(left.stderr) < 5_000, left.stderr[:5_000]
-    assert ("at most" in left.stderr) == (name in REFUSED), left.stderr
+    """A quarter of a kilobyte per character would be half a gigabyte."""
+    without = run_script(home, tmp_path, "")
+    result = run_script(home, tmp_path, TEXTS.get(name) or REFUSED[name])
+    assert (without.exit_code, result.exit_code in (0, 1, 2)) == (0, True), result.stderr[:2_000]
+    assert result.held - without.held < A_CHARACTER * SIZE
+    assert len(result.stderr) < 5_000, result.stderr[:5_000]
+    assert ("at most" in result.stderr) == (name in REFUSED), result.stderr

@@ -1,4 +1,4 @@
-"""What a SELECT finds: existence by marker or cell, deletions, expiry, static rows mixed in."""
+"""The rows that a SELECT finds: existence by marker or cell, deletions, expiry, and static rows."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ SCHEMA = TableSchema(
 
 
 def test_a_cell_expires_its_ttl_after_its_timestamp() -> None:
-    """The last microsecond in which it is there, and the first in which it is not; without TTL it stays."""
+    """The cell exists until its last microsecond; without a TTL it does not expire."""
     state = Mutation(
         SCHEMA,
         (0,),
@@ -54,12 +54,12 @@ def test_a_cell_expires_its_ttl_after_its_timestamp() -> None:
     assert list(LivePartition(state, Microseconds(7 + 5 * SECOND - 1)).keys()) == [(2,), (1,)]
     assert list(LivePartition(state, Microseconds(7 + 5 * SECOND)).keys()) == []
     assert list(LivePartition(state).keys()) == [(2,), (1,)]
-    for_ever = Mutation(SCHEMA, (0,), rows={(1,): RowChange(RowMarker(Microseconds(7)))})
-    assert LivePartition(for_ever, Microseconds(2**62)).has_row((1,))
+    without_ttl = Mutation(SCHEMA, (0,), rows={(1,): RowChange(RowMarker(Microseconds(7)))})
+    assert LivePartition(without_ttl, Microseconds(2**62)).has_row((1,))
 
 
-def test_values_are_those_of_the_log_and_lists_those_of_a_select() -> None:
-    """Elements in the order of their keys (timeuuids by signed bytes), missing fields null, dead ones left out."""
+def test_values_equal_the_log_and_lists_equal_a_select() -> None:
+    """Elements are in key order (timeuuids by signed bytes), missing fields null, and dead elements omitted."""
     cells = {
         "l": CollectionChange(None, {LATER: Cell(Microseconds(7), 2), FIRST: Cell(Microseconds(7), 1)}),
         "m": CollectionChange(
@@ -83,30 +83,36 @@ def test_values_are_those_of_the_log_and_lists_those_of_a_select() -> None:
 
 
 def test_static_columns_are_in_every_row_or_stand_alone() -> None:
-    """As the document on basic operations shows it; a static row without a value is no row."""
+    """As in the document on basic operations; a static row without a value is not a row."""
     static = {"s": Cell(Microseconds(7), 4)}
     rows = {
         (1,): RowChange(RowMarker(Microseconds(7))),
         (2,): RowChange(None, {"v": Cell(Microseconds(7), 3)}),
         (3,): RowChange(None, {"v": Cell(Microseconds(7), dead=True)}),
     }
-    nothing = dict.fromkeys(("v", "l", "m", "e", "u"))
+    nulls = dict.fromkeys(("v", "l", "m", "e", "u"))
     assert LivePartition(Mutation(SCHEMA, (0,), static=static, rows=rows)).selected() == [
-        {"p": 0, "k": 2, "s": 4, **nothing, "v": 3},
-        {"p": 0, "k": 1, "s": 4, **nothing},
+        {"p": 0, "k": 2, "s": 4, **nulls, "v": 3},
+        {"p": 0, "k": 1, "s": 4, **nulls},
     ]
-    assert LivePartition(Mutation(SCHEMA, (0,), static=static)).selected() == [{"p": 0, "k": None, "s": 4, **nothing}]
+    assert LivePartition(Mutation(SCHEMA, (0,), static=static)).selected() == [{"p": 0, "k": None, "s": 4, **nulls}]
     assert LivePartition(Mutation(SCHEMA, (0,), static={"s": Cell(Microseconds(7), dead=True)})).selected() == []
 
 
-def test_deletions_take_what_is_not_newer() -> None:
-    """Row, range and partition; a static row outlives all but the partition."""
+def test_deletions_cover_older_cells() -> None:
+    """Row, range and partition deletions; only the partition's deletes a static row."""
     rows = {(key,): RowChange(RowMarker(Microseconds(7)), {"v": Cell(Microseconds(8), 3)}) for key in range(4)}
-    gone = [RangeTombstone(RangeBound((2,), True), RangeBound((1,), False), Microseconds(8))]
+    range_tombstones = [RangeTombstone(RangeBound((2,), True), RangeBound((1,), False), Microseconds(8))]
     state = Mutation(
-        SCHEMA, (0,), None, {(3,): Microseconds(8), (0,): Microseconds(7)}, gone, {"s": Cell(Microseconds(8), 1)}, rows
+        SCHEMA,
+        (0,),
+        None,
+        {(3,): Microseconds(8), (0,): Microseconds(7)},
+        range_tombstones,
+        {"s": Cell(Microseconds(8), 1)},
+        rows,
     )
     assert list(LivePartition(state).keys()) == [(1,), (0,)]
     assert [LivePartition(state).deleted_at((key,)) for key in range(4)] == [7, None, 8, 8]
-    whole = Mutation(SCHEMA, (0,), Microseconds(8), static={"s": Cell(Microseconds(8), 1)}, rows=rows)
-    assert LivePartition(whole).selected() == []
+    deleted_partition = Mutation(SCHEMA, (0,), Microseconds(8), static={"s": Cell(Microseconds(8), 1)}, rows=rows)
+    assert LivePartition(deleted_partition).selected() == []

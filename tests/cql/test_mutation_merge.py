@@ -1,4 +1,4 @@
-"""How the writes of a batch merge: last write wins, cell by cell."""
+"""The merge of a batch's writes: the last write wins, cell by cell."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def _row(marker: RowMarker | None = None, **cells: Cell | CollectionChange) -> M
 )
 def test_of_two_cells_one_wins(winner: Cell, loser: Cell) -> None:
     """The later, else the dead, the expiring, the longer TTL, the larger bytes (a minus sign is the highest bit)."""
-    # These are the steps of compare_atomic_cell_for_merge in ScyllaDB's mutation/atomic_cell.cc.
+    # The steps of compare_atomic_cell_for_merge in ScyllaDB's mutation/atomic_cell.cc.
     for pair in ((winner, loser), (loser, winner)):
         merged = merge_mutations(_row(v=cell) for cell in pair)
         assert merged.rows[(0,)].cells["v"] == winner
@@ -65,8 +65,8 @@ def test_of_two_cells_one_wins(winner: Cell, loser: Cell) -> None:
         assert elements.rows[(0,)].cells["m"] == CollectionChange(None, {4: winner})
 
 
-def test_a_collection_tombstone_takes_the_elements_it_covers() -> None:
-    """`DELETE m` and `m = m + {1: 1, 2: 2}`: what is as old as the tombstone is gone, what is newer stays."""
+def test_a_collection_tombstone_deletes_the_elements_it_covers() -> None:
+    """`DELETE m` and `m = m + {1: 1, 2: 2}`: the tombstone deletes elements that are not newer."""
     deletion = _row(m=CollectionChange(Microseconds(7)))
     added = _row(m=CollectionChange(None, {1: Cell(Microseconds(7), 1), 2: Cell(Microseconds(8), 2)}))
     for pair in ((deletion, added), (added, deletion)):
@@ -76,7 +76,7 @@ def test_a_collection_tombstone_takes_the_elements_it_covers() -> None:
 
 
 def test_a_row_tombstone_leaves_the_cells() -> None:
-    """The log tells of both, and their order is the reader's to apply."""
+    """The log has both, and the reader applies their order."""
     merged = merge_mutations(
         [
             _row(RowMarker(Microseconds(7)), v=Cell(Microseconds(7), 1)),
@@ -94,8 +94,8 @@ def test_a_row_tombstone_leaves_the_cells() -> None:
     )
 
 
-def test_the_later_marker_stays() -> None:
-    """Two inserts of one row leave one marker, at one time the one that lives longer."""
+def test_the_later_marker_wins() -> None:
+    """Two inserts of one row leave one marker, at equal times the one that lives longer."""
     assert merge_mutations([_row(RowMarker(Microseconds(8))), _row(RowMarker(Microseconds(7), 5))]).rows[
         (0,)
     ].marker == RowMarker(Microseconds(8))
@@ -106,7 +106,7 @@ def test_the_later_marker_stays() -> None:
 
 @given(histories())
 def test_merging_is_a_join(history: tuple[TableSchema, list[list[Mutation]]]) -> None:
-    """Neither order, nor grouping, nor repetition of writes changes what they come to."""
+    """Order, grouping and repetition of writes do not change the result."""
     for batch in history[1]:
         merged = merge_mutations(batch)
         assert merge_mutations(reversed(batch)) == merged
@@ -114,8 +114,8 @@ def test_merging_is_a_join(history: tuple[TableSchema, list[list[Mutation]]]) ->
         assert merge_mutations([merged, merge_mutations(batch[1:] or batch)]) == merged
 
 
-def test_what_is_not_one_partition_does_not_merge() -> None:
-    """Mutations of two keys, or none at all, are a mistake of the caller."""
+def test_mutations_of_several_partitions_do_not_merge() -> None:
+    """Mutations of two keys, or none at all, are an error of the caller."""
     with pytest.raises(ValueError, match="one partition"):
         merge_mutations([_row(), Mutation(SCHEMA, (1,))])
     with pytest.raises(ValueError, match="nothing"):

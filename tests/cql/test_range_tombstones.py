@@ -1,4 +1,4 @@
-"""Range tombstones: which rows they cover, their normal form, and the rows of the log that tell them."""
+"""Range tombstones: the rows that they cover, their normal form, and their rows in the log."""
 
 from __future__ import annotations
 
@@ -42,25 +42,25 @@ several = st.lists(st.builds(RangeTombstone, bounds, bounds, st.integers(1, 3)),
 two_columns = st.tuples(st.booleans(), st.booleans()).map(lambda down: _schema(*down))
 
 
-def _deleted(schema: TableSchema, ranges: Sequence[RangeTombstone]) -> dict[tuple, int | None]:
-    """When the model says that each row is deleted."""
+def _deleted_rows(schema: TableSchema, ranges: Sequence[RangeTombstone]) -> dict[tuple, int | None]:
+    """Return when the model deletes each row."""
     model = ModelPartition({}, tuple(column.descending for column in schema.clustering_key), ranges=list(ranges))
     return {key: model.deleted(key) for key in product(VALUES, repeat=len(schema.clustering_key))}
 
 
 @given(two_columns, several)
 def test_the_normal_form_deletes_the_same_rows(schema: TableSchema, ranges: list[RangeTombstone]) -> None:
-    """Row by row, for bounds on one or both columns, in either order, any overlap, empty and open ranges."""
+    """Row by row, for bounds on one or both columns, either order, any overlap, and empty and open ranges."""
     normal = normalize_ranges(schema, ranges)
     index = RangeTombstoneIndex(schema, normal)
-    expected = _deleted(schema, ranges)
-    assert _deleted(schema, normal) == expected
+    expected = _deleted_rows(schema, ranges)
+    assert _deleted_rows(schema, normal) == expected
     assert {key: index.covering(key) for key in expected} == expected
 
 
 @given(two_columns, several)
 def test_the_normal_form_is_one_form(schema: TableSchema, ranges: list[RangeTombstone]) -> None:
-    """It does not depend on the order of the ranges, does not change again, and no two of its ranges are one."""
+    """The form is independent of the ranges' order, stable, and no two of its ranges can be joined."""
     normal = normalize_ranges(schema, ranges)
     assert normalize_ranges(schema, reversed(ranges)) == normal
     assert normalize_ranges(schema, normal) == normal
@@ -73,16 +73,16 @@ def test_the_normal_form_is_one_form(schema: TableSchema, ranges: list[RangeTomb
 
 @given(two_columns, several)
 def test_the_log_shows_every_range(schema: TableSchema, ranges: list[RangeTombstone]) -> None:
-    """However ranges lie to each other, what is replayed are the same ranges."""
+    """For any positions of the ranges, a replay gives equal ranges."""
     merged = merge_mutations([Mutation(schema, (0,), range_tombstones=ranges)])
     logged = [row for part in encode_mutation(merged) for row in part.rows]
     replayed = replay_log(schema, logged)
-    found = replayed[schema.partition_bytes((0,))].range_tombstones if replayed else ()
-    assert _deleted(schema, found) == _deleted(schema, ranges)
-    assert tuple(found) == tuple(merged.range_tombstones)
+    replayed_ranges = replayed[schema.partition_bytes((0,))].range_tombstones if replayed else ()
+    assert _deleted_rows(schema, replayed_ranges) == _deleted_rows(schema, ranges)
+    assert tuple(replayed_ranges) == tuple(merged.range_tombstones)
 
 
-def _told(schema: TableSchema, *ranges: RangeTombstone) -> list[tuple[Any, ...]]:
+def _logged_bounds(schema: TableSchema, *ranges: RangeTombstone) -> list[tuple[Any, ...]]:
     parts = encode_mutation(Mutation(schema, (0,), range_tombstones=ranges))
     names = [column.name for column in schema.clustering_key]
     return [(row["cdc$operation"], *(row[name] for name in names)) for part in parts for row in part.rows]
@@ -104,22 +104,27 @@ def _told(schema: TableSchema, *ranges: RangeTombstone) -> list[tuple[Any, ...]]
         (RangeBound((3,), True), RangeBound((1,), True), []),
     ],
 )
-def test_a_range_is_one_row_a_bound_that_is_given(start: RangeBound | None, end: RangeBound | None, rows: list) -> None:
-    """Operations 5 to 8; a side that follows from equal columns alone has no row; an open tuple relation tells both."""
-    assert _told(_schema(False, False, False), RangeTombstone(start, end, Microseconds(7))) == rows
+def test_a_range_has_one_row_per_given_bound(start: RangeBound | None, end: RangeBound | None, rows: list) -> None:
+    """Operations 5 to 8; a side implied by equal columns has no row; an open tuple relation has both."""
+    assert _logged_bounds(_schema(False, False, False), RangeTombstone(start, end, Microseconds(7))) == rows
 
 
 def test_an_open_end_before_an_open_start_is_reported() -> None:
-    """`k0 = 0 AND k1 > 3` and `k0 = 5 AND k1 < 2` in one batch would else read as one range."""
+    """Otherwise `k0 = 0 AND k1 > 3` and `k0 = 5 AND k1 < 2` in one batch would read as one range."""
     first = RangeTombstone(RangeBound((0, 3), False), RangeBound((0,), True), Microseconds(7))
     second = RangeTombstone(RangeBound((5,), True), RangeBound((5, 2), False), Microseconds(7))
-    assert _told(_schema(False, False), first, second) == [(6, 0, 3), (7, 0, None), (8, 5, 2)]
+    assert _logged_bounds(_schema(False, False), first, second) == [(6, 0, 3), (7, 0, None), (8, 5, 2)]
 
 
 def test_bounds_are_in_clustering_order() -> None:
     """With a descending column the start is the larger value."""
-    assert _told(_schema(True), RangeTombstone(RangeBound((5,), True), RangeBound((1,), False), Microseconds(7))) == [
+    assert _logged_bounds(
+        _schema(True), RangeTombstone(RangeBound((5,), True), RangeBound((1,), False), Microseconds(7))
+    ) == [
         (5, 5),
         (8, 1),
     ]
-    assert _told(_schema(True), RangeTombstone(RangeBound((1,), True), RangeBound((5,), False), Microseconds(7))) == []
+    assert (
+        _logged_bounds(_schema(True), RangeTombstone(RangeBound((1,), True), RangeBound((5,), False), Microseconds(7)))
+        == []
+    )

@@ -1,4 +1,4 @@
-"""Statements of one shape: what is filled in is what parsing each of them whole gives."""
+"""Statements of one shape: filling in literals gives the result of parsing each statement as a whole."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TERMS = st.one_of(
     st.text("a';-/$\"?: \n", max_size=6).map(lambda text: "'" + text.replace("'", "''") + "'"),
     st.sampled_from(["''", "'a''b'", "$$it's$$", "$$5$$", "null", "TRUE", "NaN", "-infinity", "0x", "0xAf", "0xabc"]),
     st.uuids().map(str),
-    st.uuids().map(lambda one: f"{one}0"),
+    st.uuids().map(lambda uuid: f"{uuid}0"),
     st.sampled_from(["[1, -2]", "{1: 'a', 2:'b'}", "{a: 1}", "(1, 'x')", "fromJson('5')", "(int) 5", "?", ":x", '"a"']),
 )
 TEMPLATES = st.sampled_from(
@@ -39,16 +39,16 @@ TEMPLATES = st.sampled_from(
 
 @st.composite
 def scripts(draw: st.DrawFn) -> list[str]:
-    """Statements of few shapes, each several times, most of them right."""
-    found = []
+    """Draw statements of few shapes, each several times, most of them valid."""
+    statements = []
     for template in draw(st.lists(TEMPLATES, min_size=1, max_size=3)):
         for _ in range(draw(st.integers(2, 4))):
-            found.append(template.format(*(draw(TERMS) for _ in range(template.count("{}")))))
-    return found
+            statements.append(template.format(*(draw(TERMS) for _ in range(template.count("{}")))))
+    return statements
 
 
-def alone(text: str) -> tuple[Any, ...]:
-    """What a statement is that stands alone, and so is parsed whole; of one that is none, what is told."""
+def parse_alone(text: str) -> tuple[Any, ...]:
+    """Return a statement that is parsed alone, or the message of its error."""
     try:
         (statement,) = parse_statements(text + "\n;")
     except InputError as error:
@@ -59,34 +59,36 @@ def alone(text: str) -> tuple[Any, ...]:
 @settings(deadline=None, max_examples=examples(150))
 @given(scripts())
 def test_a_shape_filled_is_the_statement_parsed(texts: list[str]) -> None:
-    """Each statement behind others of its shape is what it is alone, or is refused as it is there."""
-    expected = [alone(text) for text in texts]
-    kept = [text for text, told in zip(texts, expected, strict=True) if len(told) == 3]
-    found = [(each.text, repr(each.body), each.kind) for each in parse_leniently("\n;".join(kept))]
-    assert found == [told for told in expected if len(told) == 3]
-    for text, told in zip(texts, expected, strict=True):
-        if len(told) == 1:
+    """A statement after others of its shape equals the statement alone, or is refused with an equal message."""
+    expected = [parse_alone(text) for text in texts]
+    accepted = [text for text, outcome in zip(texts, expected, strict=True) if len(outcome) == 3]
+    parsed = [
+        (statement.text, repr(statement.body), statement.kind) for statement in parse_leniently("\n;".join(accepted))
+    ]
+    assert parsed == [outcome for outcome in expected if len(outcome) == 3]
+    for text, outcome in zip(texts, expected, strict=True):
+        if len(outcome) == 1:
             with pytest.raises(InputError) as caught:
-                parse_statements("\n;".join([*kept, text]) + "\n;")
-            assert str(caught.value).partition(": ")[2] == told[0]
+                parse_statements("\n;".join([*accepted, text]) + "\n;")
+            assert str(caught.value).partition(": ")[2] == outcome[0]
 
 
-def test_what_makes_a_shape() -> None:
-    """Literals alone are left out of it: not the digits of names, of durations, or behind a word."""
+def test_a_shape_omits_literals() -> None:
+    """A shape omits only literals, not digits in names, in durations or after a word."""
     text = "INSERT INTO t5 (\"a5\", b) VALUES (-5, 1.5, 'it''s 5', 1h5m, 0xaf, 6a8a35b7-ae7c-4a1f-9d2e-1a2b3c4d5e6f)"
     assert [literal for _, literal in extract_literals(text).literals] == [
         *("-5", "1.5", "'it''s 5'", "0xaf", "6a8a35b7-ae7c-4a1f-9d2e-1a2b3c4d5e6f")
     ]
 
 
-def test_the_parser_runs_once_a_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_parser_runs_once_per_shape(monkeypatch: pytest.MonkeyPatch) -> None:
     """A hundred statements of two shapes are parsed twice; one with a bind marker each time."""
     learned = list[str]()
     learn = StatementShapes.learn
 
-    def counted(self: StatementShapes, *given: Any) -> None:
-        learned.append(given[3])
-        learn(self, *given)
+    def counted(self: StatementShapes, *arguments: Any) -> None:
+        learned.append(arguments[3])
+        learn(self, *arguments)
 
     monkeypatch.setattr(StatementShapes, "learn", counted)
     texts = [f"INSERT INTO t (p, c) VALUES ({n}, '{n}'); DELETE FROM t WHERE p = {n};" for n in range(50)]

@@ -1,4 +1,4 @@
-"""Where statements begin and end, and what is passed over: nothing that could change a table with CDC."""
+"""The limits of statements, and skipped statements, which never could change a table with CDC."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from cdc_platform.cql.lexer import (
 from cdc_platform.errors import InputError
 
 
-def texts(script: str) -> list[str]:
-    """The texts of the statements of a script."""
+def split_texts(script: str) -> list[str]:
+    """Return the texts of the statements of a script."""
     return [piece.text for piece in split_statements(script)]
 
 
 def test_semicolons_end_statements_but_for_those_inside() -> None:
-    """Of texts, quoted names, comments, batches; a file need not end with one."""
+    """Except those in texts, quoted names, comments and batches; the last one is optional."""
     script = """-- a; b
     INSERT ';' ";" $$;$$ /* ; */ x; // c; d
     BEGIN BATCH a; b; APPLY /* ; */ BATCH; ; last"""
-    assert texts(script) == [
+    assert split_texts(script) == [
         """INSERT ';' ";" $$;$$ /* ; */ x;""",
         "BEGIN BATCH a; b; APPLY /* ; */ BATCH;",
         "last",
@@ -36,28 +36,30 @@ def test_semicolons_end_statements_but_for_those_inside() -> None:
 
 
 def test_commands_of_cqlsh_end_with_their_line() -> None:
-    """Or with a semicolon, where one stands before; those inside of texts count for nothing."""
+    """Or with an earlier semicolon outside of texts."""
     script = "CONSISTENCY QUORUM\nSOURCE 'a;b' INSERT x\r\nPAGING 10; USE a;\ndesc tables\nUSE b"
-    assert texts(script) == [
+    assert split_texts(script) == [
         "CONSISTENCY QUORUM", "SOURCE 'a;b' INSERT x", "PAGING 10;", "USE a;", "desc tables", "USE b",
     ]  # fmt: skip
 
 
 @given(st.text(alphabet="a;'\"$/*-\n B", max_size=30))
 def test_nothing_is_lost(script: str) -> None:
-    """Pieces stand in the script in their order, and between them are blanks, comments and semicolons alone."""
-    at = 0
+    """The pieces are in the script's order, with only blanks, comments and semicolons between them."""
+    position = 0
     for piece in split_statements(script):
         assert script[piece.start : piece.start + len(piece.text)] == piece.text
-        assert piece.start >= at
+        assert piece.start >= position
         assert (piece.line, piece.column) == (
             script.count("\n", 0, piece.start) + 1,
             piece.start - script.rfind("\n", 0, piece.start),
         )
         assert (
-            "a" not in script[at : piece.start] or "--" in script[at : piece.start] or "/" in script[at : piece.start]
+            "a" not in script[position : piece.start]
+            or "--" in script[position : piece.start]
+            or "/" in script[position : piece.start]
         )
-        at = piece.start + len(piece.text)
+        position = piece.start + len(piece.text)
 
 
 @pytest.mark.parametrize(
@@ -90,22 +92,22 @@ def test_nothing_is_lost(script: str) -> None:
     ],
 )
 def test_kinds(text: str, name: str, handling: str) -> None:
-    """Told by the first words, whatever stands between them."""
+    """The first words decide the kind, whatever stands between them."""
     kind = classify_statement(text)
     assert (kind.name, kind.handling) == (name, handling)
 
 
-def test_no_kind_that_the_grammar_has_is_passed_over() -> None:
-    """The list holds beginnings that no write or definition of the grammar has, each with its reason."""
-    for key, why in {**IGNORED_STATEMENTS, **REFUSED_STATEMENTS}.items():
-        assert why
+def test_no_kind_of_the_grammar_is_skipped() -> None:
+    """The list has starts that no write or definition of the grammar has, each with its reason."""
+    for key, reason in {**IGNORED_STATEMENTS, **REFUSED_STATEMENTS}.items():
+        assert reason
         with pytest.raises(InputError):
             parse_statements(f"{key} x")
     assert {word for key in ("SOURCE", "COPY") for word in [key]} <= CQLSH_COMMANDS
 
 
 def test_a_script_is_read_statement_by_statement() -> None:
-    """Those that are not understood say where; those that are passed over say why; the others are as ever."""
+    """Unsupported statements have a position, skipped ones a reason, and the others parse as usual."""
     script = "CREATE INDEX i ON t (v);\nUPDATE t SETT x = 1;\n  USE a; TRACING ON\nUSE b"
     index, wrong, use, tracing, last = parse_leniently(script)
     assert isinstance(index.body, s.IgnoredStatement)

@@ -1,4 +1,4 @@
-"""Timeuuids of the log: their time is the write's, their order is CQL's, their low half is the same every time."""
+"""Timeuuids of the log: the write's time, CQL's order, and a deterministic low half."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ lows = st.integers(0, 2**64 - 1)
 
 @pytest.mark.parametrize("vector", VECTORS, ids=lambda vector: vector["timeuuid"])
 def test_the_time_is_that_of_the_vectors(vector: dict) -> None:
-    """Both ways: the time of a timeuuid, and the timeuuid of that time and low half."""
+    """In both directions: the time of a timeuuid, and the timeuuid of a time and a low half."""
     given_uuid = UUID(vector["timeuuid"])
     us = int(vector["micros"])
     assert us_from_timeuuid(given_uuid) == us
@@ -43,27 +43,27 @@ def test_the_time_is_that_of_the_vectors(vector: dict) -> None:
 
 @given(times, lows, st.integers(0, 9))
 def test_any_time_goes_in_and_comes_out(us: Microseconds, low: int, steps: int) -> None:
-    """Python's own reading of the 60-bit time agrees, and steps of 100 ns stay within the microsecond."""
-    made = make_timeuuid(us, low, steps)
-    assert made.bytes[6] >> 4 == 1
-    assert made.time == us * 10 + steps + 0x01B21DD213814000
-    assert us_from_timeuuid(made) == us
+    """Python's reading of the 60-bit time agrees, and steps of 100 ns stay within the microsecond."""
+    timeuuid = make_timeuuid(us, low, steps)
+    assert timeuuid.bytes[6] >> 4 == 1
+    assert timeuuid.time == us * 10 + steps + 0x01B21DD213814000
+    assert us_from_timeuuid(timeuuid) == us
 
 
 @given(st.lists(st.tuples(times, lows), min_size=1, max_size=20))
 def test_many_at_once_are_as_one(given_times: list[tuple[int, int]]) -> None:
-    """In arrays of uint64 the halves are those of Python's UUID, the highest bits too; their time comes out again."""
+    """In uint64 arrays the halves equal those of Python's UUID, with the highest bits, and so does their time."""
     ticks = np.array([us * 10 + 0x01B21DD213814000 for us, _ in given_times], dtype=np.uint64)
     high, low = timeuuid_high_half(ticks), timeuuid_low_half(np.array([low for _, low in given_times], dtype=np.uint64))
-    made = [UUID(int=int(a) << 64 | int(b)) for a, b in zip(high, low, strict=True)]
-    assert {each.version for each in made} == {1}
-    assert {each.variant for each in made} == {RFC_4122}
-    assert [each.time for each in made] == ticks_from_high_half(high).tolist() == ticks.tolist()
+    timeuuids = [UUID(int=int(a) << 64 | int(b)) for a, b in zip(high, low, strict=True)]
+    assert {timeuuid.version for timeuuid in timeuuids} == {1}
+    assert {timeuuid.variant for timeuuid in timeuuids} == {RFC_4122}
+    assert [timeuuid.time for timeuuid in timeuuids] == ticks_from_high_half(high).tolist() == ticks.tolist()
 
 
 @pytest.mark.parametrize("us", [MIN_TIMEUUID_US - 1, MAX_TIMEUUID_US + 1, -(2**63), 2**63 - 1])
-def test_a_time_that_no_timeuuid_has_is_refused(us: Microseconds) -> None:
-    """Not wrapped around, not cut off."""
+def test_a_time_out_of_range_is_refused(us: Microseconds) -> None:
+    """The time is neither wrapped nor truncated."""
     with pytest.raises(InputError, match=str(us)):
         make_timeuuid(us, 0)
 
@@ -72,20 +72,20 @@ def test_a_time_that_no_timeuuid_has_is_refused(us: Microseconds) -> None:
 def test_the_order_is_time_first_then_signed_bytes(
     us: Microseconds, other: Microseconds, low: int, other_low: int
 ) -> None:
-    """The least and the greatest of a time enclose all of that time, and nothing of another."""
-    made, also = make_timeuuid(us, low), make_timeuuid(other, other_low)
-    assert timeuuid_sort_key(min_timeuuid(us)) <= timeuuid_sort_key(made) <= timeuuid_sort_key(max_timeuuid(us))
+    """The minimum and maximum of a time enclose all of its timeuuids, and none of another time."""
+    first, second = make_timeuuid(us, low), make_timeuuid(other, other_low)
+    assert timeuuid_sort_key(min_timeuuid(us)) <= timeuuid_sort_key(first) <= timeuuid_sort_key(max_timeuuid(us))
     signed = [
-        tuple(byte - 256 if byte > 127 else byte for byte in each.to_bytes(8, "big")) for each in (low, other_low)
+        tuple(byte - 256 if byte > 127 else byte for byte in number.to_bytes(8, "big")) for number in (low, other_low)
     ]
-    assert (timeuuid_sort_key(made) < timeuuid_sort_key(also)) == ((us, signed[0]) < (other, signed[1]))
+    assert (timeuuid_sort_key(first) < timeuuid_sort_key(second)) == ((us, signed[0]) < (other, signed[1]))
 
 
-def test_a_log_time_is_a_function_of_what_is_logged() -> None:
-    """Same identity, same bytes; parts that only look the same when put together differ; the variant is RFC 4122's."""
-    one = make_log_timeuuid(Microseconds(1_606_390_225_588_947), b"ks", b"t")
-    assert one == make_log_timeuuid(Microseconds(1_606_390_225_588_947), b"ks", b"t")
-    assert one == UUID("c72c7c3e-2fda-11eb-" + str(one)[19:])
-    assert one != make_log_timeuuid(Microseconds(1_606_390_225_588_947), b"k", b"st")
-    assert one.variant == RFC_4122
-    assert one.version == 1
+def test_a_log_time_is_a_function_of_the_logged_write() -> None:
+    """Equal identities give equal bytes, ambiguous concatenations differ, and the variant is RFC 4122's."""
+    timeuuid = make_log_timeuuid(Microseconds(1_606_390_225_588_947), b"ks", b"t")
+    assert timeuuid == make_log_timeuuid(Microseconds(1_606_390_225_588_947), b"ks", b"t")
+    assert timeuuid == UUID("c72c7c3e-2fda-11eb-" + str(timeuuid)[19:])
+    assert timeuuid != make_log_timeuuid(Microseconds(1_606_390_225_588_947), b"k", b"st")
+    assert timeuuid.variant == RFC_4122
+    assert timeuuid.version == 1

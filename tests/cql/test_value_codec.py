@@ -1,4 +1,4 @@
-"""Bytes of the protocol as values of CQL: the driver's own codecs write them, and what Python's classes cannot hold."""
+"""The protocol's bytes as CQL values: bytes from the driver's codecs, and values beyond Python's classes."""
 
 from __future__ import annotations
 
@@ -41,18 +41,18 @@ SCALARS: dict[str, st.SearchStrategy[Any]] = {
 @pytest.mark.parametrize("name", SCALARS)
 @given(data=st.data())
 def test_scalars_are_what_the_driver_wrote(name: str, data: st.DataObject) -> None:
-    """Of each type any value, read from the bytes that the driver makes of it."""
+    """Each type's values are read from the bytes that the driver writes."""
     value = data.draw(SCALARS[name])
     codec: Any = cqltypes.lookup_casstype({"text": "UTF8Type", "inet": "InetAddressType"}.get(name, _casstype(name)))
     written = codec.serialize(str(value) if name == "inet" else value, PROTOCOL)
-    found: Any = value_from_bytes(t.get_scalar_type(name), written)
-    assert found == value
-    assert name != "double" or math.copysign(1, found) == math.copysign(1, value)
+    decoded: Any = value_from_bytes(t.get_scalar_type(name), written)
+    assert decoded == value
+    assert name != "double" or math.copysign(1, decoded) == math.copysign(1, value)
 
 
 @given(st.booleans(), st.tuples(st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1)))
 def test_durations_are_what_the_driver_wrote(negative: bool, parts: tuple[int, int, int]) -> None:
-    """Three integers of one to nine bytes each, of one sign."""
+    """Three integers of one to nine bytes each, with one sign."""
     signed = tuple(-part if negative else part for part in parts)
     written = cqltypes.DurationType.serialize(DriverDuration(*signed), PROTOCOL)
     assert value_from_bytes(t.DURATION, written) == Duration(*signed)
@@ -60,7 +60,7 @@ def test_durations_are_what_the_driver_wrote(negative: bool, parts: tuple[int, i
 
 @pytest.mark.parametrize("ms", [2**63 - 1, -(2**63), 253_402_300_800_000, -62_135_596_800_001, 0])
 def test_timestamps_of_any_year_are_integers(ms: int) -> None:
-    """Also those at which Python's datetime, and with it the driver, ends."""
+    """Including the limits of Python's datetime, and therefore of the driver."""
     assert value_from_bytes(t.TIMESTAMP, struct.pack(">q", ms)) == ms
 
 
@@ -83,20 +83,20 @@ def test_dates_of_any_year_are_integers(days: int) -> None:
         (t.SetType(t.INT), ()),
     ],
 )
-def test_what_is_made_of_others_is_read_back(kind: t.CqlType, value: Any) -> None:
-    """Collections, tuples, user types and vectors, one in the other; nulls where components may be null."""
+def test_composite_values_are_read(kind: t.CqlType, value: Any) -> None:
+    """Nested collections, tuples, user types and vectors, with nulls in components that may be null."""
     assert value_from_bytes(kind, kind.to_bytes(kind.canonical(value))) == kind.canonical(value)
 
 
 def test_a_value_from_before_a_field_was_added_is_shorter() -> None:
-    """Its fields that were not there are null."""
+    """Its missing fields are null."""
     old = t.UserType("ks", "ut", (("a", t.INT),))
     assert value_from_bytes(UDT, old.to_bytes((7,))) == (7, None)
 
 
 @pytest.mark.parametrize("kind", [t.INT, t.TIMESTAMP, t.UUID_TYPE, t.VARINT, t.DECIMAL, t.INET, t.BOOLEAN])
 def test_no_bytes_are_no_value(kind: t.CqlType) -> None:
-    """CQL takes them for any type (`blobAsInt(0x)`); where no value is empty they are read as none."""
+    """CQL accepts them for any type (`blobAsInt(0x)`); if a type has no empty value they are read as none."""
     assert value_from_bytes(kind, b"") is None
 
 
@@ -116,7 +116,7 @@ def test_no_bytes_are_no_value(kind: t.CqlType) -> None:
     ],
 )
 def test_bytes_of_another_type_are_refused(kind: t.CqlType, data: bytes) -> None:
-    """Too few, too many, or none that the type has."""
+    """Too few bytes, too many, or bytes that are invalid for the type."""
     with pytest.raises(InputError):
         value_from_bytes(kind, data)
 
