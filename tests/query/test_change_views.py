@@ -1,4 +1,4 @@
-"""Views of changes: the same rows in DuckDB, in Python and on Spark; names, the past, damage and absent logs."""
+"""Views of changes: equal rows in DuckDB, Python and Spark; names, the past, damage and missing logs."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lake(home: Path) -> Lake:
-    """Its lake."""
+    """The home's lake."""
     return Lake(home / "lake")
 
 
-def rows(lake: Lake, query: str, **how: Any) -> list[tuple[Any, ...]]:
-    """What DuckDB answers."""
-    with duckdb.run_duckdb_query(lake, query, **how) as found:
-        return list(found.values())
+def rows(lake: Lake, query: str, **options: Any) -> list[tuple[Any, ...]]:
+    """Return the rows of a DuckDB query."""
+    with duckdb.run_duckdb_query(lake, query, **options) as result:
+        return list(result.values())
 
 
 def test_a_view_shows_each_change_with_the_row_around_it(lake: Lake) -> None:
@@ -58,14 +58,14 @@ def test_a_view_shows_each_change_with_the_row_around_it(lake: Lake) -> None:
     "name", [VIEW, '"Carts$changes"', "carts$changes", "SHOP.CARTS$CHANGES", '"shop"."carts$changes"']
 )
 def test_a_view_is_found_by_its_names(lake: Lake, name: str) -> None:
-    """As tables are; a query may use it several times."""
+    """A view has the names of tables; a query may use it several times."""
     assert rows(lake, f"SELECT count(*) FROM {name}") == [(5,)]
     both = f"SELECT count(*) FROM {name} AS a JOIN {name} AS b ON a.ts = b.ts"
     assert rows(lake, both) == [(5,)]
 
 
-def test_python_reads_the_same_rows(home: Path, lake: Lake) -> None:
-    """All columns, some of them, and those that a filter selects; the view is the rule applied to the log."""
+def test_python_reads_equal_rows(home: Path, lake: Lake) -> None:
+    """With all columns, some columns and a filter; the view is the rule applied to the log."""
     with open_home(home) as opened:
         whole = opened.read("shop.Carts$changes")
         part = opened.read("shop.Carts$changes", ["op"], filter=pc.field("op") == "d")
@@ -77,8 +77,8 @@ def test_python_reads_the_same_rows(home: Path, lake: Lake) -> None:
     assert part.to_pydict() == {"op": ["d", "d", "d"]}
 
 
-def test_a_view_is_joined_in_parts_that_divide_no_write(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the size of the parts."""
+def test_a_view_is_joined_in_parts_of_whole_writes(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size of the parts does not change the result."""
     query = f"SELECT * EXCLUDE (before, after) FROM {VIEW} ORDER BY ts"
     whole = rows(lake, query)
     for size in (1, 2, 3):
@@ -94,7 +94,7 @@ def test_a_view_has_the_past_of_its_log(lake: Lake) -> None:
     assert rows(lake, f"SELECT op FROM {VIEW}", at=TimeTravel(version=version - 1)) == [("c",)]
 
 
-def test_nothing_is_made_and_the_answer_to_a_wrong_name_is_one_line(lake: Lake) -> None:
+def test_a_wrong_name_is_one_line_and_creates_nothing(lake: Lake) -> None:
     """A table without a log has no view."""
     before = listing(lake.root)
     with pytest.raises(InputError, match=r"there is no table shop.nothing\$changes"):
@@ -105,13 +105,13 @@ def test_nothing_is_made_and_the_answer_to_a_wrong_name_is_one_line(lake: Lake) 
 
 
 def test_a_log_without_writes_has_an_empty_view(tmp_path: Path) -> None:
-    """With its columns."""
+    """The view has its columns."""
     lake = Lake(home_with_changes(tmp_path, TABLE) / "lake")
     assert rows(lake, f"SELECT op, before.count FROM {VIEW}") == []
 
 
 def test_a_damaged_log_is_named(tmp_path: Path) -> None:
-    """A file that is gone is reported as that of the log."""
+    """A missing file is reported as the log's."""
     home = home_with_changes(tmp_path, TABLE + FIRST)
     folder = home / "lake" / "shop" / "Carts_scylla_cdc_log"
     for file in folder.rglob("*.parquet"):

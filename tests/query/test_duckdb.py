@@ -1,4 +1,4 @@
-"""Queries in this process: names, the past, tables that are not there, damage, values, and more rows than memory."""
+"""Queries in this process: names, the past, missing tables, damage, values, and more rows than memory."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ TIMES = [START_US, START_US + MILLISECOND_US, START_US + SECOND_US * 2]
 
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory: pytest.TempPathFactory) -> Lake:
-    """Two generations, a log of three rows, its hourly copy, and a log to which nothing was written yet."""
+    """Two generations, a log of three rows, its hourly copy, and an empty log."""
     home = home_with_log(tmp_path_factory.mktemp("queried"))
     lake = Lake(home / "lake")
     write(lake, TIMES)
@@ -56,10 +56,10 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return lake
 
 
-def rows(lake: Lake, query: str, **how: Any) -> list[tuple[Any, ...]]:
-    """What a query answers with."""
-    with run_duckdb_query(lake, query, **how) as found:
-        return list(found.values())
+def rows(lake: Lake, query: str, **options: Any) -> list[tuple[Any, ...]]:
+    """Return the rows of a query."""
+    with run_duckdb_query(lake, query, **options) as result:
+        return list(result.values())
 
 
 @pytest.mark.parametrize(
@@ -72,47 +72,47 @@ def test_a_log_is_found_by_its_names(logged: Lake, name: str) -> None:
     assert rows(logged, query) == [(2, 3, datetime_from_us(START_US))]
 
 
-def test_what_consumers_copied_is_a_table_too(logged: Lake) -> None:
-    """The sink of the hourly copy holds the rows of the log."""
+def test_a_consumers_copy_is_a_table(logged: Lake) -> None:
+    """The sink of the hourly copy has the rows of the log."""
     sink = rows(logged, 'SELECT "cdc$stream_id", "cdc$time" FROM ks.t_scylla_cdc_log_hourly ORDER BY ALL')
     assert sink == rows(logged, 'SELECT "cdc$stream_id", "cdc$time" FROM ks.t_scylla_cdc_log ORDER BY ALL')
     assert len(sink) == len(TIMES)
 
 
-def test_every_declared_table_answers(logged: Lake) -> None:
-    """With the rows that the lake reads of it; none and its declared columns where it was never made, and is not."""
+def test_every_declared_table_can_be_queried(logged: Lake) -> None:
+    """The rows equal the lake's; a table that was never created has its columns and no rows."""
     before = listing(logged.root)
     for table in TABLES.values():
-        with run_duckdb_query(logged, f"SELECT * FROM {table.full_name}") as found:
-            assert found.schema.names == table.schema.names
-            assert len(list(found.values())) == logged.read(table).num_rows, table
+        with run_duckdb_query(logged, f"SELECT * FROM {table.full_name}") as result:
+            assert result.schema.names == table.schema.names
+            assert len(list(result.values())) == logged.read(table).num_rows, table
     assert not logged.exists(CDC_LOCAL)
     assert listing(logged.root) == before
 
 
 def test_partitions_are_columns_and_filters(logged: Lake) -> None:
-    """A generation's slice is found by its time, which no data file holds, and its streams are bytes in order."""
+    """A generation's partition is found by its time, which no data file has, and its streams are bytes in order."""
     whole = {
         (row["time"], row["range_end"]): row["streams"] for row in logged.read(STREAMS_DESCRIPTIONS_V2).to_pylist()
     }
     query = f"SELECT time, range_end, streams FROM {STREAMS_DESCRIPTIONS_V2.full_name} WHERE time > '2026-01-31 12:30'"
-    found = {(time, end): streams for time, end, streams in rows(logged, query)}
-    assert found == {key: streams for key, streams in whole.items() if key[0] == datetime_from_us(SWITCH_US)}
-    assert found
+    by_key = {(time, end): streams for time, end, streams in rows(logged, query)}
+    assert by_key == {key: streams for key, streams in whole.items() if key[0] == datetime_from_us(SWITCH_US)}
+    assert by_key
 
 
-def test_names_of_the_engine_are_keyspaces_too(logged: Lake) -> None:
-    """`system` is a catalog of the engine's; in a query it is ScyllaDB's keyspace, and still any alias."""
+def test_names_of_the_engine_can_be_keyspaces(logged: Lake) -> None:
+    """`system` is the engine's catalog, but in a query it is ScyllaDB's keyspace, and still any alias."""
     assert rows(logged, "SELECT system.cdc_local.key FROM /* ü */ system.cdc_local WHERE 'ü' = 'ü'") == []
     assert rows(logged, 'SELECT count(*) FROM "system"."cdc_local" AS system WHERE system.key IS NULL') == [(0,)]
     assert rows(logged, "PIVOT system.cdc_local ON key USING count(*)") == []
 
 
 def test_an_unwritten_log_has_columns_and_no_rows(logged: Lake) -> None:
-    """A table that the platform was told of has a log, empty before the first write; capitals are kept."""
-    with run_duckdb_query(logged, 'SELECT * FROM ks."Carts_scylla_cdc_log"') as found:
-        assert list(found.values()) == []
-        assert {"Item", "cdc$deleted_Item"} <= set(found.schema.names)
+    """A registered table has a log, empty before the first write; capitals are retained."""
+    with run_duckdb_query(logged, 'SELECT * FROM ks."Carts_scylla_cdc_log"') as result:
+        assert list(result.values()) == []
+        assert {"Item", "cdc$deleted_Item"} <= set(result.schema.names)
     assert rows(logged, 'SELECT "Item", item FROM carts_scylla_cdc_log') == []
 
 
@@ -128,15 +128,15 @@ def test_an_unwritten_log_has_columns_and_no_rows(logged: Lake) -> None:
     ],
 )
 def test_a_wrong_query_is_reported_in_one_line(logged: Lake, query: str, told: str) -> None:
-    """In the words of the query, without the engine's marks."""
+    """The message has the query's words, without the engine's markers."""
     with pytest.raises(InputError, match=told) as refused:
         rows(logged, query)
     assert "LINE" not in str(refused.value)
     assert "Error:" not in str(refused.value)
 
 
-def test_what_there_is_can_be_listed(logged: Lake) -> None:
-    """SHOW, DESCRIBE, SUMMARIZE, PIVOT and EXPLAIN answer; what is listed need not exist."""
+def test_tables_can_be_listed(logged: Lake) -> None:
+    """SHOW, DESCRIBE, SUMMARIZE, PIVOT and EXPLAIN succeed; a listed table need not exist."""
     listed = {(keyspace, name) for _, keyspace, name, *_ in rows(logged, "SHOW ALL TABLES")}
     declared = {(table.keyspace, table.name) for table in TABLES.values()}
     assert listed == declared | {("ks", "t_scylla_cdc_log"), ("ks", "t_scylla_cdc_log_hourly")}
@@ -151,15 +151,15 @@ def test_what_there_is_can_be_listed(logged: Lake) -> None:
 
 
 def test_values_are_those_of_the_platform(logged: Lake) -> None:
-    """Sums are integers, maps lists in key order at any depth, intervals text; times are UTC whatever is said."""
+    """Sums are integers, maps lists in key order at any depth, intervals text, and times always UTC."""
     query = (
         "SELECT sum(9007199254740993) AS s, map {'b': 1, 'a': 2} AS m, [map {2: 'x', 1: 'y'}] AS ms, "
         "{'d': INTERVAL 26 HOUR, 'n': NULL} AS st, '101'::BIT AS b, TIMESTAMPTZ '2026-01-31 12:00:00+02' AS t, "
         "TIMESTAMP_NS '2026-01-31 12:00:00.123456789' AS ns, 1 AS n, 2 AS n, 3 AS n_2"
     )
-    with run_duckdb_query(logged, query) as found:
-        (row,) = found.values()
-        assert found.names == ["s", "m", "ms", "st", "b", "t", "ns", "n", "n_2", "n_2_2"]
+    with run_duckdb_query(logged, query) as result:
+        (row,) = result.values()
+        assert result.names == ["s", "m", "ms", "st", "b", "t", "ns", "n", "n_2", "n_2_2"]
     ten = datetime(2026, 1, 31, 10, tzinfo=UTC)
     nanos = datetime(2026, 1, 31, 12, 0, 0, 123456)
     struct = {"d": "26h", "n": None}
@@ -176,14 +176,14 @@ def aged(lake: Lake) -> tuple[Lake, list[int]]:
 
 
 def test_the_past_is_read_by_version_and_by_time(aged: tuple[Lake, list[int]]) -> None:
-    """A version of one table, or all tables as they were at a time; before its first commit a table has no rows."""
+    """A version of one table, or all tables at a time; before its first commit a table has no rows."""
     lake, times = aged
     newest = len(times) - 1
     query = "SELECT host_id FROM system.cdc_local ORDER BY 1"
     assert rows(lake, query, at=TimeTravel(version=newest)) == [("a",), ("b",)]
     assert rows(lake, query, at=TimeTravel(version=newest - 1)) == [("a",)]
     assert rows(lake, query, at=TimeTravel(time_us=Microseconds(times[-1] + 1))) == [("a",), ("b",)]
-    if times[-2] < times[-1]:  # commits are told apart by milliseconds
+    if times[-2] < times[-1]:  # commits differ by milliseconds
         assert rows(lake, query, at=TimeTravel(time_us=Microseconds(times[-1] - 1))) == [("a",)]
     assert rows(lake, query, at=TimeTravel(time_us=Microseconds(times[0] - 1))) == []
     both = "SELECT count(*) FROM system.cdc_local, platform.nodes"
@@ -199,15 +199,15 @@ def test_the_past_is_read_by_version_and_by_time(aged: tuple[Lake, list[int]]) -
 
 
 def test_a_removed_past_is_reported(aged: tuple[Lake, list[int]]) -> None:
-    """Whether its commits were cleaned away or its files vacuumed."""
+    """The commits were removed by a cleanup, or the files by a vacuum."""
     lake, times = aged
     query = "SELECT host_id FROM system.cdc_local"
     folder = Path(lake.path(CDC_LOCAL))
-    of_first = set(folder.glob("*.parquet"))
+    first_files = set(folder.glob("*.parquet"))
     opened = DeltaTable(folder)
     opened.delete("host_id = 'a'")
     opened.create_checkpoint()
-    for path in of_first:
+    for path in first_files:
         path.unlink()
     with pytest.raises(NotFound, match=r"cannot be read any more: .*\.parquet is gone"):
         rows(lake, query, at=TimeTravel(version=len(times) - 1))
@@ -219,7 +219,7 @@ def test_a_removed_past_is_reported(aged: tuple[Lake, list[int]]) -> None:
 
 @pytest.mark.parametrize("harm", ["missing", "cut", "flipped"])
 def test_a_damaged_file_is_named(aged: tuple[Lake, list[int]], harm: str) -> None:
-    """One line with the table and the file; queries of other tables, and of older versions without it, answer."""
+    """One line has the table and the file; queries of other tables, and of versions without the file, succeed."""
     lake, _ = aged
     bad = Path(lake.data_files(CDC_LOCAL)[0].path)
     content = bad.read_bytes()
@@ -233,8 +233,8 @@ def test_a_damaged_file_is_named(aged: tuple[Lake, list[int]], harm: str) -> Non
     assert rows(lake, "SELECT * FROM system.cdc_local", at=TimeTravel(version=0)) == []
 
 
-def test_a_table_beyond_this_reader_is_refused(lake: Lake) -> None:
-    """Deletion vectors say which rows of a file are gone: without them the answer would be wrong."""
+def test_a_table_with_an_unsupported_feature_is_refused(lake: Lake) -> None:
+    """Deletion vectors mark removed rows of a file; without them the answer would be wrong."""
     lake.ensure(CDC_LOCAL)
     DeltaTable(lake.path(CDC_LOCAL)).alter.set_table_properties({"delta.enableDeletionVectors": "true"})
     assert "deletionVectors" in (DeltaTable(lake.path(CDC_LOCAL)).protocol().reader_features or ())
@@ -242,15 +242,15 @@ def test_a_table_beyond_this_reader_is_refused(lake: Lake) -> None:
         rows(lake, "SELECT * FROM system.cdc_local")
 
 
-def put(lake: Lake, keyspace: str, name: str, value: int) -> None:
-    """A table of one row that the platform did not declare."""
+def write_table(lake: Lake, keyspace: str, name: str, value: int) -> None:
+    """Write a table of one row that the platform did not declare."""
     write_deltalake(str(lake.root / keyspace / name), pa.table({"v": [value]}))
 
 
 def test_names_that_differ_in_case_are_distinct(lake: Lake) -> None:
-    """By the case in which they are written; both at once are refused, and so is a name without its keyspace."""
+    """The written case decides; a query with both, and an ambiguous name without a keyspace, is refused."""
     for number, (keyspace, name) in enumerate([("ks", "t_log"), ("ks", "T_log"), ("other", "t_log")]):
-        put(lake, keyspace, name, number)
+        write_table(lake, keyspace, name, number)
     assert rows(lake, "SELECT v FROM ks.t_log") == [(0,)]
     assert rows(lake, 'SELECT v FROM ks."T_log"') == [(1,)]
     assert rows(lake, "SELECT v FROM other.T_LOG") == [(2,)]
@@ -262,8 +262,8 @@ def test_names_that_differ_in_case_are_distinct(lake: Lake) -> None:
 
 
 def test_columns_added_later_are_null_in_older_files(lake: Lake) -> None:
-    """A table whose columns grew answers with all of them."""
-    put(lake, "ks", "grown", 1)
+    """The query returns all columns of the table."""
+    write_table(lake, "ks", "grown", 1)
     write_deltalake(
         str(lake.root / "ks" / "grown"), pa.table({"v": [2], "w": ["x"]}), mode="append", schema_mode="merge"
     )
@@ -271,7 +271,7 @@ def test_columns_added_later_are_null_in_older_files(lake: Lake) -> None:
 
 
 def test_more_rows_than_memory_are_sorted_and_streamed(lake: Lake) -> None:
-    """A sort of more than the memory that it may take spills; what cannot spill says what to do."""
+    """A sort beyond its memory spills; a query that cannot spill raises an error with a remedy."""
     rows_a_file = 200_000
     for part in range(4):
         text = [f"{(number * 7919) % 1_000_003:07d}{'x' * 300}" for number in range(rows_a_file)]
@@ -280,8 +280,8 @@ def test_more_rows_than_memory_are_sorted_and_streamed(lake: Lake) -> None:
         )
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     query, count, last = "SELECT text, part FROM ks.wide ORDER BY text, part", 0, ""
-    with run_duckdb_query(lake, query, memory="120MB") as found:
-        for batch in found.batches:
+    with run_duckdb_query(lake, query, memory="120MB") as result:
+        for batch in result.batches:
             first, final = batch["text"][0].as_py(), batch["text"][-1].as_py()
             assert last <= first <= final
             last, count = final, count + batch.num_rows
@@ -292,7 +292,7 @@ def test_more_rows_than_memory_are_sorted_and_streamed(lake: Lake) -> None:
 
 
 def test_no_jvm_and_no_pandas(logged: Lake) -> None:
-    """A query loads neither Spark, nor pandas, nor the parser that is for Spark, nor the grammar of CQL."""
+    """A query loads neither Spark, pandas, the parser for Spark, nor the CQL grammar."""
     code = (
         "import sys\n"
         "from cdc_platform.cli.main import program\n"
@@ -310,33 +310,33 @@ def test_no_jvm_and_no_pandas(logged: Lake) -> None:
     assert ran.stdout.splitlines()[-1] == "[]"
 
 
-def test_a_join_is_that_of_all_rows(logged: Lake) -> None:
-    """Rows of a log with the generation that operated: what is written by hand against what the lake has."""
+def test_a_join_covers_all_rows(logged: Lake) -> None:
+    """The rows of a log with their operating generation equal a join by hand over the lake's rows."""
     query = f"""
         SELECT l."{WRITTEN_AT}", max(g.time)
         FROM ks.t_scylla_cdc_log AS l JOIN cdc_generation_timestamps AS g ON g.time <= l."{WRITTEN_AT}"
         GROUP BY 1 ORDER BY 1
     """
     times = times_of(logged.read(log_table(schema(logged))))
-    begun = sorted(logged.read(GENERATION_TIMESTAMPS)["time"].to_pylist())
+    start_times = sorted(logged.read(GENERATION_TIMESTAMPS)["time"].to_pylist())
     assert rows(logged, query) == [
-        (datetime_from_us(Microseconds(us)), max(t for t in begun if t <= datetime_from_us(Microseconds(us))))
+        (datetime_from_us(Microseconds(us)), max(t for t in start_times if t <= datetime_from_us(Microseconds(us))))
         for us in times
     ]
 
 
-def test_a_limit_is_one_of_the_whole_answer(logged: Lake) -> None:
-    """The first rows in the order that the query asks for."""
+def test_a_limit_applies_to_the_whole_result(logged: Lake) -> None:
+    """The first rows are those in the query's order."""
     query = f'SELECT "{WRITTEN_AT}" FROM ks.t_scylla_cdc_log ORDER BY 1 DESC'
     assert rows(logged, query, limit=2) == [(datetime_from_us(us),) for us in sorted(TIMES, reverse=True)[:2]]
-    late = datetime_from_us(max(TIMES)) + timedelta(hours=1)
-    assert rows(logged, f"SELECT 1 FROM ks.t_scylla_cdc_log WHERE \"{WRITTEN_AT}\" > '{late}'", limit=5) == []
+    after_last = datetime_from_us(max(TIMES)) + timedelta(hours=1)
+    assert rows(logged, f"SELECT 1 FROM ks.t_scylla_cdc_log WHERE \"{WRITTEN_AT}\" > '{after_last}'", limit=5) == []
 
 
 def test_two_tables_of_one_name_need_their_keyspace(lake: Lake) -> None:
-    """In a PIVOT, of which the engine shows no tree, as well."""
+    """Also in a PIVOT, for which the engine shows no tree."""
     for number, keyspace in enumerate(("one", "two")):
-        put(lake, keyspace, "twice", number)
+        write_table(lake, keyspace, "twice", number)
     assert rows(lake, "PIVOT one.twice ON v USING count(*)") == [(1,)]
     with pytest.raises(InputError, match=r"twice can be one.twice, two.twice"):
         rows(lake, "PIVOT twice ON v USING count(*)")

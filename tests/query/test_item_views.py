@@ -1,4 +1,4 @@
-"""Views of Alternator's items: declared attributes as columns, the whole item as JSON; who has no such view."""
+"""Views of Alternator's items: declared attributes as columns, whole items as JSON, and tables without such a view."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdc_platform.query import duckdb
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with a table of Alternator and one that is none, both with logs."""
+    """A home with a table of Alternator and another table, both with logs."""
     home = home_with_changes(tmp_path_factory.mktemp("items"), TABLE + FIRST, ALTERNATOR)
     with_alternator_replica(Lake(home / "lake"))
     return home
@@ -24,9 +24,9 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_items_have_columns_of_all_types(home: Path) -> None:
     """Values of another type are null and listed; items without attributes have their key."""
-    with duckdb.run_duckdb_query(Lake(home / "lake"), f"SELECT * FROM {ITEMS} ORDER BY p") as found:
-        assert found.schema.names[2:9] == ["s x", "n x", "b x", "bool x", "ss x", "ns x", "bs x"]
-        first, second, third = found.values()
+    with duckdb.run_duckdb_query(Lake(home / "lake"), f"SELECT * FROM {ITEMS} ORDER BY p") as result:
+        assert result.schema.names[2:9] == ["s x", "n x", "b x", "bool x", "ss x", "ns x", "bs x"]
+        first, second, third = result.values()
     assert first[:9] == ("x", "1.50", "text", "1.5", b"\x00\xff", True, ["b", "a"], ["-1"], [b"\x00"])
     assert first[10:] == ([], False)
     assert second[2:9] == (None,) * 7
@@ -37,18 +37,18 @@ def test_items_have_columns_of_all_types(home: Path) -> None:
     assert json.loads(third[9]) == {"p": {"S": "z"}, "c": {"N": "0"}}
 
 
-def test_python_reads_the_same_items(home: Path) -> None:
-    """By the name without quotes, with columns and filters."""
+def test_python_reads_equal_items(home: Path) -> None:
+    """By the unquoted name, with columns and filters."""
     opened = open_home(str(home))
     name = "alternator_my.table-v2.my.table-v2$items"
     assert sorted(opened.read(name, columns=["p"])["p"].to_pylist()) == ["x", "y", "z"]
-    with duckdb.run_duckdb_query(Lake(home / "lake"), f"SELECT item FROM {ITEMS}") as found:
-        assert sorted(opened.read(name)["item"].to_pylist()) == sorted(row[0] for row in found.values())
+    with duckdb.run_duckdb_query(Lake(home / "lake"), f"SELECT item FROM {ITEMS}") as result:
+        assert sorted(opened.read(name)["item"].to_pylist()) == sorted(row[0] for row in result.values())
 
 
 @pytest.mark.parametrize("name", ['shop."Carts$items"', "missing$items", '"alternator_my.table-v2"."other$items"'])
 def test_other_tables_have_no_items(home: Path, name: str) -> None:
-    """One line says that there is no such table."""
+    """One line says that the table does not exist."""
     with (
         pytest.raises(InputError, match="there is no table"),
         duckdb.run_duckdb_query(Lake(home / "lake"), f"SELECT * FROM {name}"),

@@ -1,4 +1,4 @@
-"""The columns that a query can read at all, told from its text before anything is read."""
+"""The columns that a query may read, determined from its text before anything is read."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ CASES = {
 
 
 @pytest.mark.parametrize("query", CASES)
-def test_what_a_query_names_is_among_them(query: str) -> None:
-    """Every column that it reads, and no more than its names; all where it has a star or joins by what is alike."""
-    found, due = find_column_names(check_spark_query(query)), CASES[query]
-    assert (found is None) == (due == ALL)
-    if found is not None:
-        assert found >= set(due)
-        assert len(found) < 12
+def test_columns_named_in_a_query_are_found(query: str) -> None:
+    """Only columns that the query names, or all for a star or a join by equal names."""
+    names, expected = find_column_names(check_spark_query(query)), CASES[query]
+    assert (names is None) == (expected == ALL)
+    if names is not None:
+        assert names >= set(expected)
+        assert len(names) < 12

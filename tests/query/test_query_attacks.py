@@ -1,4 +1,4 @@
-"""Statements that would write, run or read anything but the tables: each is refused by both engines, in one line."""
+"""Statements that would write, execute or read anything but tables: both engines refuse each in one line."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ WRITES = [
     "no SQL at all",
     "/* nothing */",
 ]
-"""What no engine runs."""
+"""Statements that no engine runs."""
 
 EMBEDDED = [
     "COPY (SELECT 1) TO '{dir}/out.csv'",
@@ -121,7 +121,7 @@ EMBEDDED = [
     "SELECT * FROM raw_0",
     "SELECT * FROM nodes AT (VERSION => 0)",
 ]
-"""What DuckDB would run, or has been known to."""
+"""Statements that DuckDB would run, or did in some version."""
 
 SPARK = [
     "CREATE TABLE x USING parquet LOCATION '{dir}/out' AS SELECT 1 AS a",
@@ -176,15 +176,15 @@ SPARK = [
     "EXPLAIN SELECT 1",
     "DESCRIBE nodes",
 ]
-"""What Spark would run."""
+"""Statements that Spark would run."""
 
 
 REASONS = ("is refused", "the query: ", "statements; one at a time", "is empty", "there is no table", "--at", "catalog")
-"""What a refusal says; that there is no Java would be another matter: Spark is not asked for what it may not run."""
+"""Words of a refusal; a message about missing Java would mean that Spark was asked to run the statement."""
 
 
 def cases(*statements: str, options: tuple[str, ...] = ()) -> list[Case]:
-    """Each statement as a request that has to be refused, beside files that it may be after."""
+    """Return a case for each statement that must be refused, with files that it may target."""
     files = {"node.csv": "a,b\n1,2\n"}
     return [Case(f"{' '.join(options)} {text}", ("sql", text, *options), "", files) for text in statements]
 
@@ -194,27 +194,27 @@ ATTACKS = [*cases(*WRITES, *EMBEDDED), *cases(*WRITES, *SPARK, options=("--spark
 
 @pytest.fixture(scope="module")
 def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A home with generations, and a log with rows in it."""
-    made = home_with_log(tmp_path_factory.mktemp("attacked"))
-    write(Lake(made / "lake"), [START_US, START_US + MILLISECOND_US])
-    return made
+    """A home with generations, and a log with rows."""
+    home_with_rows = home_with_log(tmp_path_factory.mktemp("attacked"))
+    write(Lake(home_with_rows / "lake"), [START_US, START_US + MILLISECOND_US])
+    return home_with_rows
 
 
-def test_the_table_of_attacks_does_not_shrink() -> None:
-    """All attacks are different, and there are as many as there were."""
+def test_the_number_of_attacks_does_not_decrease() -> None:
+    """All attacks are distinct, and there are at least 180."""
     assert len({case.name for case in ATTACKS}) == len(ATTACKS) >= 180
 
 
 @pytest.mark.parametrize("case", ATTACKS, ids=lambda case: case.name)
-def test_what_does_more_than_answer_is_refused(case: Case, home: Path, tmp_path: Path) -> None:
-    """Exit code 2, one line on standard error, no file made, and the home byte for byte as before."""
-    told = assert_refused(case, home, tmp_path)
-    assert any(reason in told for reason in REASONS), told
+def test_statements_that_do_more_than_answer_are_refused(case: Case, home: Path, tmp_path: Path) -> None:
+    """Exit code 2, one line on standard error, no new file, and a home with unchanged bytes."""
+    message = assert_refused(case, home, tmp_path)
+    assert any(reason in message for reason in REASONS), message
     assert [path.name for path in tmp_path.iterdir()] == ["node.csv"]
 
 
-def test_spark_is_given_no_substitution(home: Path) -> None:
-    """Every way to have Spark put a value where the query has a name is refused before Spark starts."""
+def test_spark_gets_no_substitution(home: Path) -> None:
+    """Every way to make Spark substitute a value for a name in the query is refused before Spark starts."""
     lake = Lake(home / "lake")
     for text in SUBSTITUTIONS:
         with pytest.raises(InputError) as refused, on_spark.run_spark_query(lake, text):
@@ -222,17 +222,17 @@ def test_spark_is_given_no_substitution(home: Path) -> None:
         assert "\n" not in str(refused.value), text
 
 
-def test_a_dollar_that_is_data_is_none(home: Path) -> None:
-    """A text of this form is had by a function, which Spark calls behind the substitution; a column may be `user`."""
+def test_a_dollar_in_data_is_no_substitution(home: Path) -> None:
+    """A function can produce such a text, since Spark calls it after substitution; a column may be `user`."""
     tree = spark_guard.check_spark_query("SELECT concat('$', '{env:HOME}'), '$1', '{a}', user FROM nodes AS n")
     assert "${" not in spark_guard.rewrite_with_views(tree, lambda _: "v")
     spark_guard.refuse_session_names(tree, {"user"})
-    own = spark_guard.check_spark_query("SELECT user FROM (SELECT 1 AS user) AS a")
-    spark_guard.refuse_session_names(own, ())
+    own_column = spark_guard.check_spark_query("SELECT user FROM (SELECT 1 AS user) AS a")
+    spark_guard.refuse_session_names(own_column, ())
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_the_embedded_engine_replaces_nothing(home: Path, variable: str) -> None:
-    """There it is a text like others."""
+def test_the_embedded_engine_substitutes_nothing(home: Path, variable: str) -> None:
+    """In DuckDB a variable is an ordinary text."""
     with duckdb.run_duckdb_query(Lake(home / "lake"), f"SELECT '{variable}' AS a") as rows:
         assert list(rows.values()) == [(variable,)]

@@ -1,4 +1,4 @@
-"""The order of a query's rows that does not ask for one: that of CQL, where the table declares it."""
+"""The default order of a query's rows is CQL's, if the table declares it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from cdc_platform.tables import TABLES, Table
 Row = dict[str, Any]
 
 
-def token_of(stream: bytes) -> int:
-    """The token in a stream ID."""
+def get_token(stream: bytes) -> int:
+    """Return the token in a stream ID."""
     return int.from_bytes(stream[:8], "big", signed=True)
 
 
@@ -34,18 +34,18 @@ ORDERS: dict[str, Callable[[Row], Any]] = {
         row["table_name"],
         row["timestamp"],
         row["stream_state"],
-        token_of(row["stream_id"]),
+        get_token(row["stream_id"]),
     ),
 }
 
 
-def test_every_table_with_a_declared_order_stands_here() -> None:
-    """No table is ordered that CQL does not order, and none is left out."""
+def test_every_table_with_a_declared_order_is_listed() -> None:
+    """The list has exactly the tables that CQL orders."""
     assert {name for name, table in TABLES.items() if table.clustering} == set(ORDERS)
 
 
-def rows_of(table: Table, dice: random.Random) -> pa.Table:
-    """Sixty rows whose keys are drawn, in no order."""
+def make_rows(table: Table, dice: random.Random) -> pa.Table:
+    """Return sixty rows with random keys, in no order."""
     values: dict[str, Callable[[], Any]] = {
         "key": lambda: "timestamps",
         "id": lambda: dice.choice(["1a4753a0-0000-4000-8000-000000000001", "9a4753a0-0000-4000-8000-000000000001"]),
@@ -60,45 +60,47 @@ def rows_of(table: Table, dice: random.Random) -> pa.Table:
         "ignore_msb": lambda: 12,
         "num_ranges": lambda: 60,
     }
-    made: dict[tuple[Any, ...], Row] = {}
+    rows_by_key: dict[tuple[Any, ...], Row] = {}
     for _ in range(60):
         row = {name: values[name]() if name in values else None for name in table.schema.names}
-        made.setdefault(tuple(row[key] for key in table.keys), row)
-    return pa.Table.from_pylist(list(made.values()), schema=table.schema)
+        rows_by_key.setdefault(tuple(row[key] for key in table.keys), row)
+    return pa.Table.from_pylist(list(rows_by_key.values()), schema=table.schema)
 
 
-def asked(lake: Lake, query: str) -> list[tuple[Any, ...]]:
-    """What a query answers with."""
-    with run_duckdb_query(lake, query) as found:
-        return list(found.values())
+def run_query(lake: Lake, query: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a query."""
+    with run_duckdb_query(lake, query) as result:
+        return list(result.values())
 
 
 @pytest.mark.parametrize("name", ORDERS)
-def test_rows_come_as_cql_orders_them(lake: Lake, name: str) -> None:
-    """All of them, some of them, and some of their columns; by another order where the query names one."""
+def test_rows_have_the_order_of_cql(lake: Lake, name: str) -> None:
+    """With all rows, some rows and some columns, unless the query has another order."""
     table = TABLES[name]
-    lake.merge(table, rows_of(table, random.Random(name)), update=False)
+    lake.merge(table, make_rows(table, random.Random(name)), update=False)
     keys = ", ".join(table.keys)
-    found = asked(lake, f"SELECT {keys} FROM {name}")
+    selected = run_query(lake, f"SELECT {keys} FROM {name}")
     columns = dict(zip(table.keys, range(len(table.keys)), strict=True))
 
     def order(row: tuple[Any, ...]) -> Any:
         def plain(value: Any) -> Any:
             return value.timestamp() if hasattr(value, "timestamp") else value
 
-        return ORDERS[name]({key: plain(row[place]) for key, place in columns.items()})
+        return ORDERS[name]({key: plain(row[index]) for key, index in columns.items()})
 
-    assert len(found) == lake.read(table).num_rows > 3
-    assert found == sorted(found, key=order)
-    assert asked(lake, f"SELECT {keys} FROM {name} LIMIT 3") == found[:3]
-    assert asked(lake, f"SELECT {keys} FROM {name} LIMIT 2 OFFSET 1") == found[1:3]
+    assert len(selected) == lake.read(table).num_rows > 3
+    assert selected == sorted(selected, key=order)
+    assert run_query(lake, f"SELECT {keys} FROM {name} LIMIT 3") == selected[:3]
+    assert run_query(lake, f"SELECT {keys} FROM {name} LIMIT 2 OFFSET 1") == selected[1:3]
     last = table.keys[-1]
-    some = asked(lake, f"SELECT {keys} FROM {name} AS x WHERE x.{last} <> (SELECT max({last}) FROM {name})")
-    assert some == [row for row in found if row[-1] != max(each[-1] for each in found)]
-    other = asked(lake, f"SELECT {last} FROM {name} ORDER BY {last}")
+    filtered = run_query(lake, f"SELECT {keys} FROM {name} AS x WHERE x.{last} <> (SELECT max({last}) FROM {name})")
+    assert filtered == [row for row in selected if row[-1] != max(candidate[-1] for candidate in selected)]
+    other = run_query(lake, f"SELECT {last} FROM {name} ORDER BY {last}")
     assert other == sorted(other)
-    assert asked(lake, f"SELECT count(*), max({last}) FROM {name}") == [(len(found), max(row[-1] for row in found))]
-    assert len(asked(lake, f"SELECT DISTINCT {last} FROM {name}")) == len({row[-1] for row in found})
+    assert run_query(lake, f"SELECT count(*), max({last}) FROM {name}") == [
+        (len(selected), max(row[-1] for row in selected))
+    ]
+    assert len(run_query(lake, f"SELECT DISTINCT {last} FROM {name}")) == len({row[-1] for row in selected})
 
 
 DDL = """CREATE TABLE ks.t (p int, "Day" date, n int, v text, PRIMARY KEY (p, "Day", n))
@@ -106,19 +108,19 @@ DDL = """CREATE TABLE ks.t (p int, "Day" date, n int, v text, PRIMARY KEY (p, "D
 
 
 @pytest.mark.parametrize("ordered", [True, False])
-def test_a_table_of_a_cluster_comes_as_its_definition_says(lake: Lake, ordered: bool) -> None:
-    """Where Delta orders the values as CQL does: varints are texts there, and come as they lie."""
+def test_a_clusters_table_has_the_order_of_its_definition(lake: Lake, ordered: bool) -> None:
+    """If Delta's order equals CQL's; Delta stores varints as texts, whose rows are in stored order."""
     ddl = DDL if ordered else DDL.replace("n int", "n varint")
     cdc_tables.add_cdc_table(lake, Clock(Microseconds(0)), "ks", "t", ttl_seconds=0, ddl=ddl)
     number = pa.int32() if ordered else pa.string()
     schema = pa.schema([("p", pa.int32()), ("Day", pa.date32()), ("n", number), ("v", pa.string())])
-    wanted = [(p, day, n) for p in (1, 2) for day in (9, 3, -4) for n in (-1, 2, 10)]
-    mixed = random.Random(7).sample(wanted, len(wanted))
+    expected = [(p, day, n) for p in (1, 2) for day in (9, 3, -4) for n in (-1, 2, 10)]
+    mixed = random.Random(7).sample(expected, len(expected))
     columns = list(zip(*mixed, strict=True))
     rows = pa.table([*columns[:2], list(map(int if ordered else str, columns[2])), [None] * len(mixed)], schema=schema)
     table = Table("ks", "t", schema, ("p", "Day", "n"), "kept")
     lake.append_once(table, rows, {"test": 1}, None)
-    found = asked(lake, "SELECT p, CAST(\"Day\" - DATE '1970-01-01' AS INTEGER), n FROM ks.t")
+    selected = run_query(lake, "SELECT p, CAST(\"Day\" - DATE '1970-01-01' AS INTEGER), n FROM ks.t")
     if ordered:
-        assert found == wanted
-    assert sorted(map(str, found)) == sorted(str((p, day, n if ordered else str(n))) for p, day, n in wanted)
+        assert selected == expected
+    assert sorted(map(str, selected)) == sorted(str((p, day, n if ordered else str(n))) for p, day, n in expected)

@@ -1,4 +1,4 @@
-"""Queries on Spark: the same names and answers as embedded, nothing left in the session, nothing made in the lake."""
+"""Queries on Spark have the names and answers of DuckDB, and leave the session and the lake unchanged."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ def logged(tmp_path_factory: pytest.TempPathFactory) -> Lake:
     return lake
 
 
-def rows(lake: Lake, query: str, **how: Any) -> list[tuple[Any, ...]]:
-    """What a query answers with, on Spark."""
-    with on_spark.run_spark_query(lake, query, **how) as found:
-        return list(found.values())
+def rows(lake: Lake, query: str, **options: Any) -> list[tuple[Any, ...]]:
+    """Return the rows of a query on Spark."""
+    with on_spark.run_spark_query(lake, query, **options) as result:
+        return list(result.values())
 
 
 BOTH = [
@@ -68,45 +68,45 @@ def changed(tmp_path_factory: pytest.TempPathFactory) -> Lake:
         "*",
     ],
 )
-def test_changes_are_joined_alike(changed: Lake, columns: str) -> None:
-    """Spark's tasks join the log by the rule that DuckDB's views have."""
+def test_changes_are_joined_like_in_duckdb(changed: Lake, columns: str) -> None:
+    """Spark's tasks join the log by the rule of DuckDB's views."""
     query = f"SELECT {columns} FROM {VIEW} ORDER BY ts".replace("cdc$batch_seq_no", '"cdc$batch_seq_no"')
     query = query.replace("range.start", '"range".start')
-    with duckdb.run_duckdb_query(changed, query) as found:
-        assert rows(changed, query) == list(found.values())
+    with duckdb.run_duckdb_query(changed, query) as result:
+        assert rows(changed, query) == list(result.values())
 
 
-def test_items_of_alternator_are_alike(tmp_path: Path) -> None:
-    """Columns of all types, JSON and the changes, by names with dots and hyphens."""
+def test_items_of_alternator_equal_those_of_duckdb(tmp_path: Path) -> None:
+    """Columns of all types, JSON and changes, with dots and hyphens in names."""
     lake = Lake(home_with_changes(tmp_path, ALTERNATOR) / "lake")
     with_alternator_replica(lake)
     changes = ITEMS.replace("$items", "$changes")
     for query in (f"SELECT * FROM {ITEMS} ORDER BY p", f"SELECT old_item, new_item, removed_attributes FROM {changes}"):
-        with duckdb.run_duckdb_query(lake, query) as found:
-            assert rows(lake, query) == list(found.values())
+        with duckdb.run_duckdb_query(lake, query) as result:
+            assert rows(lake, query) == list(result.values())
 
 
 @pytest.mark.parametrize("query", BOTH)
-def test_both_engines_answer_alike(logged: Lake, query: str) -> None:
-    """One query, one answer; no table comes into being by being asked for."""
+def test_both_engines_have_equal_answers(logged: Lake, query: str) -> None:
+    """Each query has one answer, and no query creates a table."""
     before = listing(logged.root)
-    with duckdb.run_duckdb_query(logged, query) as found:
-        assert rows(logged, query) == list(found.values())
+    with duckdb.run_duckdb_query(logged, query) as result:
+        assert rows(logged, query) == list(result.values())
     assert listing(logged.root) == before
     assert not logged.exists(CDC_LOCAL)
 
 
-def test_rows_come_in_order_and_limits_are_of_the_whole(logged: Lake) -> None:
-    """Partition by partition, in the order that the query asks for."""
+def test_rows_are_in_order_and_limits_apply_to_the_whole_result(logged: Lake) -> None:
+    """Rows are read partition by partition, in the query's order."""
     query = "SELECT id, repeat('x', 100) AS s, map('b', 1, 'a', 2) AS m FROM range(100000) ORDER BY id DESC"
-    with on_spark.run_spark_query(logged, query) as found:
-        ids = [row[0] for row in found.values()]
+    with on_spark.run_spark_query(logged, query) as result:
+        ids = [row[0] for row in result.values()]
     assert ids == list(range(99_999, -1, -1))
     assert rows(logged, query, limit=1) == [(99_999, "x" * 100, [["a", 2], ["b", 1]])]
 
 
 def test_the_past_and_capitals(lake: Lake) -> None:
-    """A version, a time before the table was, and two names that differ in capitals, in one query."""
+    """A version, a time before the table's creation, and two names that differ in capitals in one query."""
     for name, value in (("t_log", 1), ("T_log", 2), ("t_log", 3)):
         write_deltalake(str(lake.root / "ks" / name), pa.table({"v": [value]}), mode="append")
     assert sorted(rows(lake, "SELECT v FROM ks.t_log")) == [(1,), (3,)]
@@ -133,27 +133,27 @@ def test_the_past_and_capitals(lake: Lake) -> None:
     ],
 )
 def test_wrong_queries_are_reported_in_one_line(logged: Lake, query: str, told: str) -> None:
-    """In the words of the query."""
+    """The message has the query's words."""
     with pytest.raises(InputError, match=told) as refused:
         rows(logged, query)
     assert "\n" not in str(refused.value)
 
 
-def test_nothing_stays_in_the_session(spark: SparkSession, logged: Lake, tmp_path: Path) -> None:
-    """No view, no setting: files are not read by their paths while a query runs, and are by the platform after it."""
+def test_nothing_remains_in_the_session(spark: SparkSession, logged: Lake, tmp_path: Path) -> None:
+    """During a query files cannot be read by path, and afterwards the platform can; no view or setting remains."""
     seen = []
-    with on_spark.run_spark_query(logged, "SELECT time FROM cdc_generation_timestamps") as found:
+    with on_spark.run_spark_query(logged, "SELECT time FROM cdc_generation_timestamps") as result:
         seen = [spark.conf.get("spark.sql.runSQLOnFiles"), spark.conf.get("spark.sql.ansi.doubleQuotedIdentifiers")]
         assert len(spark.catalog.listTables()) == 1
-        assert len(list(found.values())) == 2
+        assert len(list(result.values())) == 2
     assert seen == ["false", "true"]
     assert spark.catalog.listTables() == []
     assert spark.sql(f"SELECT count(*) FROM delta.`{logged.root}/ks/t_scylla_cdc_log`").collect()[0][0] == 40
     assert spark.sql('SELECT "text" AS t').collect()[0][0] == "text"
 
 
-def test_times_are_utc_whatever_the_session(spark: SparkSession, logged: Lake) -> None:
-    """Text without a zone is read in UTC, and times go out in it."""
+def test_times_are_utc_in_any_session(spark: SparkSession, logged: Lake) -> None:
+    """Text without a zone is read as UTC, and times are returned in UTC."""
     spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
     try:
         query = "SELECT time, TIMESTAMP '2026-01-31 12:10:00' = time FROM cdc_generation_timestamps ORDER BY 1 LIMIT 1"
@@ -164,7 +164,7 @@ def test_times_are_utc_whatever_the_session(spark: SparkSession, logged: Lake) -
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
-def test_spark_itself_replaces_nothing(spark: SparkSession, variable: str) -> None:
-    """Whatever a guard before it lets through: in a session of the platform a variable is a text like others."""
+def test_spark_itself_substitutes_nothing(spark: SparkSession, variable: str) -> None:
+    """In the platform's session a variable is an ordinary text, even if the check before it fails."""
     assert spark.sql(f"SELECT '{variable}' AS a").collect()[0][0] == variable
     assert on_spark._SETTINGS["spark.sql.variable.substitute"] == "false"
