@@ -1,4 +1,4 @@
-"""The auditor's page: the same bytes for the same home, nothing it is told becomes HTML, any change of it shows."""
+"""The auditor's page: equal bytes for an unchanged home, no input becomes HTML, and every change is detected."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ HOSTILE = "\"'</script><script>alert(1)</script><img src=x onerror=alert(1)>"
 
 
 def clock(time: str) -> Clock:
-    """A clock that stands."""
+    """Return a stopped clock."""
     return Clock(parse_time_us(time))
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a home in which a node with a hostile rack has joined, another one waits, and the first's page."""
+    """A home with a joined node with a hostile rack and a queued one, and the page of the first."""
     folder = tmp_path_factory.mktemp("audited")
     lake = Lake(folder / "home" / "lake")
     hostile = json.dumps(json.loads(node_text(1)) | {"rack": HOSTILE})
@@ -58,25 +58,25 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(made: Path, tmp_path: Path) -> Path:
-    """A copy of that folder, which may be altered."""
+    """A copy of that folder, which tests may alter."""
     return Path(shutil.copytree(made, tmp_path / "audited"))
 
 
 def verify(folder: Path, *more: str | Path) -> Answer:
-    """What `--verify` says of the page of a folder."""
+    """Return the answer of `--verify` for the page of a folder."""
     return run("--home", folder / "home", "report", "--verify", folder / "page.html", *more, "--json")
 
 
-def answers(answer: Answer) -> dict[str, list[str]]:
-    """The questions by their answers."""
-    found: dict[str, list[str]] = {}
+def group_checks(answer: Answer) -> dict[str, list[str]]:
+    """Return the checks by their result."""
+    checks: dict[str, list[str]] = {}
     for line in answer.rows:
-        found.setdefault(line["result"], []).append(line["check"])
-    return found
+        checks.setdefault(line["result"], []).append(line["check"])
+    return checks
 
 
-def altered(folder: Path, change: Any) -> None:
-    """Let somebody change the record of the page, make it again and seal it anew."""
+def forge(folder: Path, change: Any) -> None:
+    """Change the record of the page, render it and seal it again."""
     file = folder / "page.html"
     record = parse_record(parse_sealed_page(file.read_text(encoding="utf-8")).body)
     change(record)
@@ -84,7 +84,7 @@ def altered(folder: Path, change: Any) -> None:
 
 
 class Tags(HTMLParser):
-    """The tags of a page, and what its attributes would run or load."""
+    """The tags of a page, and the attributes that would execute or load something."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -99,58 +99,58 @@ class Tags(HTMLParser):
         ]
 
 
-def test_the_same_home_is_the_same_page(folder: Path) -> None:
-    """Made again with the same clock a page has the same bytes, and one that is there is not written over."""
-    again = ("--home", folder / "home", "--clock", LATER, "report", "latest", "--html", folder / "again.html")
-    assert run(*again).exit_code == 0
+def test_an_unchanged_home_has_an_unchanged_page(folder: Path) -> None:
+    """With the same clock a second page has equal bytes, and an existing file is not overwritten."""
+    words = ("--home", folder / "home", "--clock", LATER, "report", "latest", "--html", folder / "again.html")
+    assert run(*words).exit_code == 0
     assert (folder / "again.html").read_bytes() == (folder / "page.html").read_bytes()
-    refused = run(*again)
+    refused = run(*words)
     assert (refused.exit_code, refused.stderr.count("\n"), "already exists" in refused.stderr) == (2, 1, True)
 
 
-def test_nothing_that_it_is_told_becomes_html(folder: Path) -> None:
-    """The words of a hostile rack, and of every text of a record, are shown and never obeyed; nothing is loaded."""
+def test_no_input_becomes_html(folder: Path) -> None:
+    """A hostile text in the rack or anywhere in the record is displayed, but neither executed nor loaded."""
     text = (folder / "page.html").read_text(encoding="utf-8")
-    assert "onerror=alert" in text.replace("&#34;", '"')  # it is told
+    assert "onerror=alert" in text.replace("&#34;", '"')  # the page has the text
 
     def hostile(value: Any, name: str = "") -> Any:
         if isinstance(value, dict):
             return {key: hostile(inner, key) for key, inner in value.items()}
         if isinstance(value, list):
             return [hostile(inner, name) for inner in value]
-        keeps = name in ("time", "until", "made_at", "kind") or not isinstance(value, str)
-        return value if keeps else value + HOSTILE
+        is_unchanged = name in ("time", "until", "made_at", "kind") or not isinstance(value, str)
+        return value if is_unchanged else value + HOSTILE
 
     attacked = render_page(hostile(parse_record(parse_sealed_page(text).body)))
-    for each in (text, attacked):
-        found = Tags(each)
-        assert found.tags.count("script") == 1  # the record, which is data
-        assert ("img" in found.tags, found.loads) == (False, [])
+    for page in (text, attacked):
+        tags = Tags(page)
+        assert tags.tags.count("script") == 1  # the record, which is data
+        assert ("img" in tags.tags, tags.loads) == (False, [])
     assert parse_record(attacked)["generations"][0]["event"]["rack"] == HOSTILE + HOSTILE
 
 
-def test_a_page_that_was_not_touched_holds(folder: Path) -> None:
-    """Seal, page, commits, rows, history and generation hold in the home that it was made in; the exit code is 0."""
-    found = verify(folder)
-    assert (found.exit_code, list(answers(found))) == (0, ["holds"])
-    asked = answers(found)["holds"]
-    assert {"seal", "page", "commits of platform.nodes"} <= set(asked)
-    told = parse_record((folder / "page.html").read_text(encoding="utf-8"))["generations"][0]
-    assert [line["passed"] for line in told["invariants"]] == [True] * 10
-    assert told["writes"][0]["table"] == BOOTSTRAP_EVENTS.full_name
-    assert all(line["commit"] and line["digest"] for line in told["writes"])
+def test_an_unaltered_page_holds(folder: Path) -> None:
+    """Seal, page, commits, rows, history and generation hold in the home of the page; the exit code is 0."""
+    verified = verify(folder)
+    assert (verified.exit_code, list(group_checks(verified))) == (0, ["holds"])
+    checks = group_checks(verified)["holds"]
+    assert {"seal", "page", "commits of platform.nodes"} <= set(checks)
+    generation = parse_record((folder / "page.html").read_text(encoding="utf-8"))["generations"][0]
+    assert [line["passed"] for line in generation["invariants"]] == [True] * 10
+    assert generation["writes"][0]["table"] == BOOTSTRAP_EVENTS.full_name
+    assert all(line["commit"] and line["digest"] for line in generation["writes"])
 
 
-def test_a_home_that_went_on_still_holds(folder: Path) -> None:
-    """After another join the page of the first is as true as it was: nothing differs, what changed since is newer."""
+def test_a_page_holds_after_later_commits(folder: Path) -> None:
+    """After another join the first one's page still holds: nothing differs, and later changes are newer."""
     lake = Lake(folder / "home" / "lake")
     run_join(TaskRunner.alone(), lake, clock(LATER), Settings(), GenerationKeys.read(lake).joins[1].generation_id)
-    found = verify(folder)
-    assert (found.exit_code, set(answers(found))) == (0, {"holds", "newer"})
+    verified = verify(folder)
+    assert (verified.exit_code, set(group_checks(verified))) == (0, {"holds", "newer"})
 
 
 def test_an_altered_page_is_found(folder: Path) -> None:
-    """A byte of the page, of its seal, or a page cut short: each is found, with a line that says which."""
+    """A change of the page or its seal, and a truncated page, are found in a line of their own."""
     file = folder / "page.html"
     text = file.read_text(encoding="utf-8")
     for change in (
@@ -160,16 +160,16 @@ def test_an_altered_page_is_found(folder: Path) -> None:
     ):
         assert change != text
         file.write_text(change, encoding="utf-8")
-        found = verify(folder)
-        assert (found.exit_code, "seal" in answers(found)["differs"]) == (1, True)
+        verified = verify(folder)
+        assert (verified.exit_code, "seal" in group_checks(verified)["differs"]) == (1, True)
     file.write_text(
         seal_page(parse_sealed_page(text).body.replace("All 13 checks passed", "All is well")), encoding="utf-8"
     )
-    assert answers(verify(folder))["differs"] == ["page"]
+    assert group_checks(verify(folder))["differs"] == ["page"]
 
 
 def test_a_forged_page_is_found(folder: Path) -> None:
-    """Who changes what a page tells, makes it again and seals it anew is found by the home: each by its own line."""
+    """If a forged record is rendered and sealed again, the home reveals each forgery in a line of its own."""
     forgeries = {
         "history of": lambda record: record["generations"][0]["writes"][3].update(who="mallory"),
         "generation ": lambda record: record["generations"][0]["invariants"][0].update(passed=False),
@@ -179,49 +179,49 @@ def test_a_forged_page_is_found(folder: Path) -> None:
     text = (folder / "page.html").read_text(encoding="utf-8")
     for line, change in forgeries.items():
         (folder / "page.html").write_text(text, encoding="utf-8")
-        altered(folder, change)
-        found = verify(folder)
-        assert found.exit_code == 1
-        assert [each.startswith(line) for each in answers(found)["differs"]] == [True], line
+        forge(folder, change)
+        verified = verify(folder)
+        assert verified.exit_code == 1
+        assert [check.startswith(line) for check in group_checks(verified)["differs"]] == [True], line
     (folder / "page.html").write_text(text, encoding="utf-8")
-    altered(folder, lambda record: record["generations"][0]["writes"].pop())
-    assert answers(verify(folder))["differs"][0].startswith("history of")
+    forge(folder, lambda record: record["generations"][0]["writes"].pop())
+    assert group_checks(verify(folder))["differs"][0].startswith("history of")
 
 
 def test_a_changed_history_is_found(folder: Path) -> None:
-    """Whoever writes another user into a commit of the home is found: the chain of that table breaks at it."""
+    """If another user is written to a commit in the home, the hash chain of that table breaks there."""
     lake = Lake(folder / "home" / "lake")
     entry = Path(str(transaction_log.get_entry_path(lake.path(NODES), lake.version(NODES) or 0)))
     user = json.loads(run("--home", folder / "home", "history", "latest", "--json").stdout)["commits"][0]["who"]
     text = entry.read_text(encoding="utf-8")
     entry.write_text(text.replace(f'\\"user\\": \\"{user}\\"', '\\"user\\": \\"mallory\\"'), encoding="utf-8")
     assert entry.read_text(encoding="utf-8") != text
-    found = verify(folder)
-    assert found.exit_code == 1
-    assert "commits of platform.nodes" in answers(found)["differs"]
+    verified = verify(folder)
+    assert verified.exit_code == 1
+    assert "commits of platform.nodes" in group_checks(verified)["differs"]
 
 
 def test_changed_rows_are_found(folder: Path) -> None:
-    """A foreign commit that takes rows away leaves the history as it was; that the rows differ is said."""
+    """A foreign commit that removes rows leaves the history unchanged, but the rows differ."""
     DeltaTable(Lake(folder / "home" / "lake").path(GENERATION_TIMESTAMPS)).delete()
-    found = verify(folder)
-    assert found.exit_code == 1
-    assert any(line.startswith("rows of") and "timestamps" in line for line in answers(found)["differs"])
+    verified = verify(folder)
+    assert verified.exit_code == 1
+    assert any(line.startswith("rows of") and "timestamps" in line for line in group_checks(verified)["differs"])
 
 
-def test_what_was_cleaned_up_is_unknown(folder: Path) -> None:
-    """A log whose oldest entries are gone is neither fine nor changed: it is unknown, and that is no yes."""
+def test_a_cleaned_log_is_unknown(folder: Path) -> None:
+    """A log without its oldest entries neither holds nor differs: the result is unknown, with exit code 1."""
     lake = Lake(folder / "home" / "lake")
     DeltaTable(lake.path(NODES)).create_checkpoint()
     transaction_log.get_entry_path(lake.path(NODES), 0).remove()
-    found = verify(folder)
-    assert (found.exit_code, answers(found)["unknown"][0]) == (1, "commits of platform.nodes")
-    assert "differs" not in answers(found)
+    verified = verify(folder)
+    assert (verified.exit_code, group_checks(verified)["unknown"][0]) == (1, "commits of platform.nodes")
+    assert "differs" not in group_checks(verified)
 
 
 @pytest.fixture(scope="module")
 def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Keys of OpenSSL and of OpenSSH, made as the documents say; `other` is somebody else's."""
+    """Keys of OpenSSL and OpenSSH, created as documented; `other` belongs to another person."""
     folder = tmp_path_factory.mktemp("keys")
     for name, private, public in (
         ("openssl", s.PrivateFormat.PKCS8, (s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo)),
@@ -237,35 +237,35 @@ def keys(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["openssl", "openssh"])
-def test_a_signature_tells_whose_page_it_is(folder: Path, keys: Path, kind: str) -> None:
-    """A signed page holds for its key and for no other; altered and sealed anew it does not; unsigned it is said."""
-    assert answers(verify(folder, "--key", keys / f"{kind}.pub"))["differs"] == ["signature"]
+def test_a_signature_identifies_the_signer(folder: Path, keys: Path, kind: str) -> None:
+    """A signed page holds for its key alone, not after a forgery; an unsigned page is reported."""
+    assert group_checks(verify(folder, "--key", keys / f"{kind}.pub"))["differs"] == ["signature"]
     (folder / "page.html").unlink()
     sign = ("report", "latest", "--html", folder / "page.html", "--sign", keys / kind)
     assert run("--home", folder / "home", "--clock", LATER, *sign).exit_code == 0
     assert verify(folder).exit_code == verify(folder, "--key", keys / f"{kind}.pub").exit_code == 0
-    assert answers(verify(folder, "--key", keys / "other.pub"))["differs"] == ["signature"]
-    altered(folder, lambda record: None)
-    assert answers(verify(folder))["differs"] == ["signature"]
+    assert group_checks(verify(folder, "--key", keys / "other.pub"))["differs"] == ["signature"]
+    forge(folder, lambda record: None)
+    assert group_checks(verify(folder))["differs"] == ["signature"]
 
 
 def test_openssl_alone_can_check_a_signature(folder: Path, keys: Path) -> None:
-    """Nobody has to trust this program: OpenSSL checks the signature over the bytes above the seal."""
+    """An auditor can check the signature over the bytes above the seal with OpenSSL alone."""
     if shutil.which("openssl") is None:
         pytest.skip("there is no openssl")
     (folder / "page.html").unlink()
     sign = ("report", "latest", "--html", folder / "page.html", "--sign", keys / "openssl")
     assert run("--home", folder / "home", *sign).exit_code == 0
-    found = parse_sealed_page((folder / "page.html").read_text(encoding="utf-8"))
-    (folder / "body").write_text(found.body, encoding="utf-8")
-    (folder / "signature").write_bytes(base64.b64decode(found.signature))
+    sealed_page = parse_sealed_page((folder / "page.html").read_text(encoding="utf-8"))
+    (folder / "body").write_text(sealed_page.body, encoding="utf-8")
+    (folder / "signature").write_bytes(base64.b64decode(sealed_page.signature))
     check = ["openssl", "pkeyutl", "-verify", "-rawin", "-pubin", "-inkey", keys / "openssl.pub"]
-    done = subprocess.run([*check, "-in", folder / "body", "-sigfile", folder / "signature"], capture_output=True)
-    assert done.returncode == 0, done.stderr
+    result = subprocess.run([*check, "-in", folder / "body", "-sigfile", folder / "signature"], capture_output=True)
+    assert result.returncode == 0, result.stderr
 
 
 def bad_requests() -> Iterator[tuple[list[str], str]]:
-    """What cannot be done, and a word of the line that says so."""
+    """Yield invalid requests, each with a word of its message."""
     yield ["report"], "write GENERATION"
     yield ["report", "latest"], "--html FILE"
     yield ["report", "latest", "--html", "new.html", "--key", "KEYS/other.pub"], "write GENERATION"
@@ -286,9 +286,9 @@ def bad_requests() -> Iterator[tuple[list[str], str]]:
 def test_a_wrong_request_is_one_line(
     made: Path, keys: Path, asked: list[str], says: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever is wrong with a request is said in one line, with exit code 2, and no file is left."""
+    """An invalid request prints one line, with exit code 2, and leaves no file."""
     monkeypatch.chdir(made)
-    answer = run("--home", made / "home", *(each.replace("KEYS", str(keys)) for each in asked))
+    answer = run("--home", made / "home", *(word.replace("KEYS", str(keys)) for word in asked))
     assert (answer.exit_code, answer.stderr.count("\n"), answer.stdout) == (2, 1, "")
     assert says in answer.stderr
     assert not (made / "new.html").exists()
@@ -309,8 +309,8 @@ def test_a_wrong_request_is_one_line(
         lambda record: record.update(generations=[[[[]]]]),
     ],
 )
-def test_a_record_of_something_else_is_no_page(folder: Path, change: Any) -> None:
-    """A page with a record that no page has is refused in one line, or differs; it never is a defect of the program."""
+def test_an_invalid_record_is_refused(folder: Path, change: Any) -> None:
+    """A page with an invalid record is refused in one line, or differs, without a defect of the program."""
     body = parse_sealed_page((folder / "page.html").read_text(encoding="utf-8")).body
     record = parse_record(body)
     change(record)
@@ -321,8 +321,8 @@ def test_a_record_of_something_else_is_no_page(folder: Path, change: Any) -> Non
     assert (refused.exit_code, refused.stderr.count("\n")) in ((2, 1), (1, 0))
 
 
-def test_a_file_that_is_no_page_is_refused(folder: Path) -> None:
-    """Too large, too deep, no text: each in one line."""
+def test_an_invalid_file_is_refused(folder: Path) -> None:
+    """A file that is too large, too deep or not text is refused in one line."""
     body = parse_sealed_page((folder / "page.html").read_text(encoding="utf-8")).body
     start = body.index('id="record">') + len('id="record">')
     deep = f"{body[:start]}{'[' * 100_000}{body[body.index('</script>', start) :]}".encode()
@@ -335,56 +335,56 @@ def test_a_file_that_is_no_page_is_refused(folder: Path) -> None:
     assert "has more than 64 MiB" in verify(folder).stderr
 
 
-def test_a_page_of_many_tells_of_all_that_operate_then(tmp_path: Path) -> None:
-    """FROM TO: those that operate at any time in between; a removed one is told of without its rows."""
+def test_a_page_of_a_period_has_all_operating_generations(tmp_path: Path) -> None:
+    """FROM TO selects the generations that operate in between; a removed one is listed without its rows."""
     home = import_generations(tmp_path)
     lake = Lake(home / "lake")
     add_table(lake, 60)
-    gone = at(Milliseconds(TIMES_MS[1] + 2 * GRACE_MS))
-    for moment in (gone, at(Milliseconds(gone.now_ms() + 2 * GRACE_MS))):
-        assert run("--home", home, "--clock", str(iso(moment.now_ms())), "expire").exit_code == 0
+    expired_clock = at(Milliseconds(TIMES_MS[1] + 2 * GRACE_MS))
+    for later_clock in (expired_clock, at(Milliseconds(expired_clock.now_ms() + 2 * GRACE_MS))):
+        assert run("--home", home, "--clock", str(iso(later_clock.now_ms())), "expire").exit_code == 0
     assert lake.read(TABLES["platform.removed_generations"]).num_rows == 1
     times = (iso(TIMES_MS[0]), iso(Milliseconds(TIMES_MS[2])))
     assert run("--home", home, "report", *times, "--html", tmp_path / "page.html").exit_code == 0
-    told = parse_record((tmp_path / "page.html").read_text(encoding="utf-8"))["generations"]
-    assert [each["id"] for each in told] == list(IDS[:2])
-    assert (told[0]["state"], told[0]["invariants"]) == ("removed", [])
-    assert parse_time_us(told[1]["accepted"][2]["answer"]) == us_from_ms(TIMES_MS[2])
+    generations = parse_record((tmp_path / "page.html").read_text(encoding="utf-8"))["generations"]
+    assert [generation["id"] for generation in generations] == list(IDS[:2])
+    assert (generations[0]["state"], generations[0]["invariants"]) == ("removed", [])
+    assert parse_time_us(generations[1]["accepted"][2]["answer"]) == us_from_ms(TIMES_MS[2])
     assert run("--home", home, "report", "--verify", tmp_path / "page.html").exit_code == 0
 
 
-def test_a_generation_that_waits_has_a_page(folder: Path) -> None:
-    """Without a timestamp there is an event and its commit, and nothing that would be judged."""
+def test_a_queued_generation_has_a_page(folder: Path) -> None:
+    """Without a timestamp the page has an event and its commit, and no checks."""
     lake = Lake(folder / "home" / "lake")
-    waits = GenerationKeys.read(lake).joins[1].key
-    assert run("--home", folder / "home", "report", waits, "--html", folder / "waits.html").exit_code == 0
-    told = parse_record((folder / "waits.html").read_text(encoding="utf-8"))["generations"][0]
-    assert (told["state"], told["time"], len(told["writes"])) == ("waits in the inbox", None, 1)
+    queued_key = GenerationKeys.read(lake).joins[1].key
+    assert run("--home", folder / "home", "report", queued_key, "--html", folder / "waits.html").exit_code == 0
+    generation = parse_record((folder / "waits.html").read_text(encoding="utf-8"))["generations"][0]
+    assert (generation["state"], generation["time"], len(generation["writes"])) == ("waits in the inbox", None, 1)
 
 
 @pytest.mark.parametrize("policy", ["strict", "recent-past"])
 @pytest.mark.parametrize("leeway", [0, 5_000])
-def test_when_writes_are_taken_is_what_coordinators_do(policy: Any, leeway: int) -> None:
-    """At the µs from which the page says that writes are taken, and no more, the acceptance rule says the same."""
+def test_the_acceptance_window_equals_that_of_coordinators(policy: Any, leeway: int) -> None:
+    """The rule accepts writes exactly within the window on the page, to the µs."""
     settings = Settings(policy=policy, generation_leeway_ms=Milliseconds(leeway))
     times = [Milliseconds(1_000_000), Milliseconds(2_000_000), Milliseconds(3_000_000)]
-    us = [us_from_ms(each) for each in times]
+    us = [us_from_ms(time_ms) for time_ms in times]
 
-    def takes_any(index: int, now: int) -> bool:
+    def accepts_any(index: int, now: int) -> bool:
         end = us[index + 1] - 1 if index + 1 < len(us) else now + us_from_ms(Milliseconds(leeway))
         for write in {us[index], end, min(max(now, us[index]), end)}:
-            found = decide_write(
+            decision = decide_write(
                 us, Microseconds(write), Microseconds(now), leeway_us=us_from_ms(Milliseconds(leeway)), policy=policy
             )
-            if found.verdict is WriteVerdict.OK and found.generation_us == us[index]:
+            if decision.verdict is WriteVerdict.OK and decision.generation_us == us[index]:
                 return True
         return False
 
     for index, time in enumerate(times):
-        after = Generation(times[index + 1], None) if index + 1 < len(times) else None
-        first, last = acceptance_window_us(settings, us[0], Generation(time, None), after)
-        assert (takes_any(index, first - 1), takes_any(index, first)) == (False, True)
+        successor = Generation(times[index + 1], None) if index + 1 < len(times) else None
+        first, last = acceptance_window_us(settings, us[0], Generation(time, None), successor)
+        assert (accepts_any(index, first - 1), accepts_any(index, first)) == (False, True)
         if last is not None:
-            assert (takes_any(index, last - 1), takes_any(index, last)) == (True, False)
+            assert (accepts_any(index, last - 1), accepts_any(index, last)) == (True, False)
         else:
             assert index == 2
