@@ -1,4 +1,4 @@
-"""Nodes, and the ring that their tokens make."""
+"""Nodes, and the ring of their tokens."""
 
 from __future__ import annotations
 
@@ -16,17 +16,19 @@ from cdc_platform.ring import FIRST_TOKEN, LAST_TOKEN, MAX_RANGES, MINIMUM_TOKEN
 from cdc_platform.ring import ring as implementation
 
 
-def node(number: int, *owned: int, **other: Any) -> Node:
-    """A node with two shards, unless said otherwise."""
-    fields: dict[str, Any] = {"shard_count": 2, "ignore_msb": 12} | other
+def node(number: int, *owned: int, **changes: Any) -> Node:
+    """Return a node, by default with two shards."""
+    fields: dict[str, Any] = {"shard_count": 2, "ignore_msb": 12} | changes
     return Node(UUID(int=number), owned, **fields)
 
 
 @given(st.sets(tokens, min_size=1), st.integers(1, 4))
 def test_every_token_keeps_its_owner(owned: set[int], nodes: int) -> None:
-    """However the tokens are dealt out, each entry carries its owner and the owner's sharding."""
-    dealt = {number: tuple(owned)[number::nodes] for number in range(nodes)}
-    members = [node(n, *mine, shard_count=n + 1, ignore_msb=n) for n, mine in dealt.items() if mine]
+    """However tokens are distributed, each entry has its owner and the owner's sharding."""
+    distributed = {number: tuple(owned)[number::nodes] for number in range(nodes)}
+    members = [
+        node(n, *node_tokens, shard_count=n + 1, ignore_msb=n) for n, node_tokens in distributed.items() if node_tokens
+    ]
     ring = Ring.of(members)
     owner = {token: member for member in members for token in member.tokens}
     assert ring.tokens.tolist() == sorted(owned)
@@ -36,21 +38,21 @@ def test_every_token_keeps_its_owner(owned: set[int], nodes: int) -> None:
     assert all(ring.owner_of(token) == owner[token] for token in owned)
 
 
-def test_tokens_of_a_node_are_kept_ascending() -> None:
-    """Two nodes that differ in the order of their tokens alone are one."""
+def test_tokens_of_a_node_are_sorted() -> None:
+    """Two nodes that differ only in the order of their tokens are equal."""
     assert node(1, 7, -3, 5) == node(1, -3, 5, 7)
     assert Node(UUID(int=1), np.array([7, -3]), 2, 12).tokens == (-3, 7)  # pyrefly: ignore[bad-argument-type]
 
 
 def test_owners_own_the_range_before_their_tokens() -> None:
-    """A token on the boundary belongs to the range that ends there; the first token's owner holds the wrap."""
+    """A boundary token belongs to the range that ends there; the first token's owner has the wrapping range."""
     ring = Ring.of([node(1, -100, 100), node(2, 0)])
-    held = [FIRST_TOKEN, -100, -99, 0, 1, 100, 101, LAST_TOKEN]
-    assert [ring.owner_of(token).host_id.int for token in held] == [1, 1, 2, 2, 1, 1, 1, 1]
+    looked_up = [FIRST_TOKEN, -100, -99, 0, 1, 100, 101, LAST_TOKEN]
+    assert [ring.owner_of(token).host_id.int for token in looked_up] == [1, 1, 2, 2, 1, 1, 1, 1]
 
 
 def test_joining() -> None:
-    """A ring grows by a node and stays as it was for those who hold it."""
+    """A join returns a larger ring and leaves the old one unchanged."""
     empty = Ring.of([])
     one = empty.join(node(1, 5))
     two = one.join(node(2, -5))
@@ -60,20 +62,20 @@ def test_joining() -> None:
 
 
 def test_a_token_has_one_owner() -> None:
-    """The message names the token and both who claim it."""
+    """The message names the token and both claimants."""
     with pytest.raises(InputError) as refused:
         Ring.of([node(1, 3, 5), node(2, 5)])
     assert all(text in str(refused.value) for text in ("token 5", str(UUID(int=1)), str(UUID(int=2))))
 
 
 def test_a_host_joins_once() -> None:
-    """Even with other tokens."""
+    """A host cannot join twice, even with other tokens."""
     with pytest.raises(InputError, match="twice"):
         Ring.of([node(1, 3)]).join(node(1, 4))
 
 
 def test_rings_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The index of a stream ID has 22 bits; the bound is lowered here to be reached."""
+    """A stream ID's index has 22 bits; the test lowers the limit to reach it."""
     assert MAX_RANGES == 4_194_304
     monkeypatch.setattr(implementation, "MAX_RANGES", 3)
     Ring.of([node(1, 1, 2, 3)])

@@ -1,4 +1,4 @@
-"""Which range holds a token."""
+"""Lookup of the range with a token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdc_platform.ring import FIRST_TOKEN, LAST_TOKEN, RangeLookup
 
 @given(st.sets(tokens, min_size=1, max_size=40), st.lists(tokens, min_size=1))
 def test_rows_as_a_binary_search(ends: set[int], asked: list[int]) -> None:
-    """The first end at or after the token; beyond the last one, the wrapping range."""
+    """The result is the first end at or after the token, or the wrapping range beyond the last end."""
     column = sorted(ends)
     asked += column
     expected = [bisect_left(column, token) % len(column) for token in asked]
@@ -27,23 +27,23 @@ def test_rows_as_a_binary_search(ends: set[int], asked: list[int]) -> None:
     "ends", [range(5, 3000), range(FIRST_TOKEN, FIRST_TOKEN + 90), range(LAST_TOKEN - 90, LAST_TOKEN + 1)]
 )
 def test_clumped_rings(ends: range) -> None:
-    """Rings whose tokens lie in one spot are looked up as well as random ones."""
+    """Rings with clustered tokens are looked up correctly, like random ones."""
     column = np.array(ends, dtype=np.int64)
-    asked = [FIRST_TOKEN, ends[0], ends[1], ends[40], ends[-2], ends[-1], 0, LAST_TOKEN]
-    assert RangeLookup(column).row_of(asked).tolist() == [bisect_left(ends, t) % len(ends) for t in asked]
+    looked_up = [FIRST_TOKEN, ends[0], ends[1], ends[40], ends[-2], ends[-1], 0, LAST_TOKEN]
+    assert RangeLookup(column).row_of(looked_up).tolist() == [bisect_left(ends, t) % len(ends) for t in looked_up]
 
 
 def test_large_rings() -> None:
-    """Thousands of random ends and tokens, in the shape they are asked in."""
+    """Thousands of random ends and tokens, in the shape of the request."""
     draw = np.random.default_rng(5)
     ends = np.unique(draw.integers(FIRST_TOKEN, LAST_TOKEN, 20_000))
-    asked = np.concatenate([draw.integers(FIRST_TOKEN, LAST_TOKEN, 5_000), ends[:2_500], ends[-2_500:] + 1]).reshape(
-        2, -1
-    )
-    assert np.array_equal(RangeLookup(ends).row_of(asked), np.searchsorted(ends, asked) % len(ends))
+    looked_up = np.concatenate(
+        [draw.integers(FIRST_TOKEN, LAST_TOKEN, 5_000), ends[:2_500], ends[-2_500:] + 1]
+    ).reshape(2, -1)
+    assert np.array_equal(RangeLookup(ends).row_of(looked_up), np.searchsorted(ends, looked_up) % len(ends))
 
 
-def test_no_ranges_hold_no_token() -> None:
-    """An empty column is told."""
+def test_a_lookup_without_ranges_is_refused() -> None:
+    """An empty column raises an error."""
     with pytest.raises(InputError, match="no ranges"):
         RangeLookup(np.zeros(0, dtype=np.int64)).row_of(0)

@@ -26,7 +26,7 @@ from cdc_platform.ring import (
 
 @given(st.lists(st.integers(MINIMUM_TOKEN, LAST_TOKEN)))
 def test_positions_count_tokens_from_zero(values: list[int]) -> None:
-    """A position is the token moved up by 2^63, and moving it down again gives the token."""
+    """A position is the token plus 2^63, and subtracting it returns the token."""
     positions = unbias(np.array(values, dtype=np.int64))
     assert positions.tolist() == [value + 2**63 for value in values]
     assert bias(positions).tolist() == values
@@ -34,19 +34,19 @@ def test_positions_count_tokens_from_zero(values: list[int]) -> None:
 
 @given(st.lists(tokens), st.lists(tokens))
 def test_distinct_tokens_come_once_ascending(some: list[int], others: list[int]) -> None:
-    """Of one column or of several, empty ones too."""
+    """From one or several columns, also empty ones."""
     assert unique_tokens(some).tolist() == sorted(set(some))
     assert unique_tokens(some, others).tolist() == sorted({*some, *others})
 
 
 @given(st.lists(st.integers(-3, 3) | tokens), st.lists(st.integers(-3, 3) | tokens))
 def test_tokens_are_among_others_as_in_a_set(some: list[int], others: list[int]) -> None:
-    """In their order, repeated ones too; none is among none."""
-    assert isin_sorted_tokens(some, unique_tokens(others)).tolist() == [each in set(others) for each in some]
+    """In order, also repeated tokens; an empty column contains none."""
+    assert isin_sorted_tokens(some, unique_tokens(others)).tolist() == [token in set(others) for token in some]
 
 
 def test_one_value_is_an_array_without_dimensions() -> None:
-    """The same functions serve one value."""
+    """The functions accept a single value, too."""
     assert unbias(MINIMUM_TOKEN) == 0
     assert unbias(LAST_TOKEN) == 2**64 - 1
     assert bias(np.uint64(1)) == FIRST_TOKEN
@@ -61,7 +61,7 @@ def test_each_range_starts_where_the_one_before_ends() -> None:
 
 @given(st.lists(tokens))
 def test_legal_tokens_keep_their_order(values: list[int]) -> None:
-    """Checking changes nothing."""
+    """A check changes nothing."""
     assert check_tokens(values, "node a").tolist() == values
     assert check_tokens(np.array(values, dtype=np.int64), "node a").tolist() == values
 
@@ -85,14 +85,14 @@ def test_illegal_tokens_are_refused(value: object, rule: str) -> None:
 
 
 def test_tablets_end_at_the_vectors(vectors: dict[str, dict[str, list[int]]]) -> None:
-    """Uniform tablets end where ScyllaDB ends them."""
+    """Uniform tablets end at ScyllaDB's tokens."""
     for count, expected in vectors["uniform_tablet_last_tokens"].items():
         assert uniform_last_tokens(int(count)).tolist() == expected
 
 
 @given(st.integers(1, 3000))
 def test_tablets_end_as_the_oracle_says(count: int) -> None:
-    """Every count divides as whole numbers do, and the last tablet ends the ring."""
+    """Every count divides like integers, and the last tablet ends the ring."""
     ends = uniform_last_tokens(count).tolist()
     assert ends == oracle.uniform_last_tokens(count)
     assert ends[-1] == LAST_TOKEN
@@ -100,6 +100,6 @@ def test_tablets_end_as_the_oracle_says(count: int) -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 2**31 + 1])
 def test_tablet_counts_out_of_bounds_are_refused(count: int) -> None:
-    """There is no table without tablets."""
+    """A table has at least one tablet."""
     with pytest.raises(InputError, match="tablets"):
         uniform_last_tokens(count)
