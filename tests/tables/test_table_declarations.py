@@ -1,4 +1,4 @@
-"""The declarations: complete, and made into tables that every Delta reader can open."""
+"""The table declarations are complete, and every Delta reader can open the created tables."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from cdc_platform.tables import ALLOWED_FEATURES, TABLES, TIMESTAMP, Table
 
 ALL = pytest.mark.parametrize("table", TABLES.values(), ids=str)
 
-# What readers and writers of protocol (1, 3) always have; nothing newer is needed.
+# The features of protocol (1, 3), which all readers and writers have; nothing newer is needed.
 READER, WRITER = 1, 3
 
 
-def test_the_tables_are_the_ones_that_users_know() -> None:
-    """Names are part of what users rely on: none goes or changes unnoticed."""
+def test_the_table_names_are_fixed() -> None:
+    """Users rely on the names: none is removed or changed unnoticed."""
     assert sorted(TABLES) == [
         "platform.bootstrap_events",
         "platform.cdc_table_changes",
@@ -56,7 +56,7 @@ def test_the_tables_are_the_ones_that_users_know() -> None:
 
 @ALL
 def test_every_column_is_described_and_keys_are_never_null(table: Table) -> None:
-    """A table without comments is one that somebody has to guess at; a key that may be null names nothing."""
+    """Every table and column has a comment, and no key column is nullable."""
     assert table.comment
     for column in table.schema:
         assert (column.metadata or {}).get(b"comment"), column.name
@@ -64,12 +64,12 @@ def test_every_column_is_described_and_keys_are_never_null(table: Table) -> None
 
 
 @ALL
-def test_a_created_table_is_as_declared(table: Table, lake: Lake) -> None:
-    """Columns, nullability, comments, partitions and constraints arrive in Delta's own metadata."""
+def test_a_created_table_matches_its_declaration(table: Table, lake: Lake) -> None:
+    """Delta's metadata has the columns, nullability, comments, partitions and constraints."""
     lake.ensure(table)
-    made = DeltaTable(lake.path(table))
-    metadata = made.metadata()
-    fields = {field.name: field for field in made.schema().fields}
+    created = DeltaTable(lake.path(table))
+    metadata = created.metadata()
+    fields = {field.name: field for field in created.schema().fields}
     assert list(fields) == table.schema.names
     for column in table.schema:
         assert fields[column.name].nullable == column.nullable
@@ -82,27 +82,27 @@ def test_a_created_table_is_as_declared(table: Table, lake: Lake) -> None:
 
 @ALL
 def test_a_created_table_needs_nothing_that_a_delta_reader_may_lack(table: Table, lake: Lake) -> None:
-    """No deletion vectors, no column mapping, nothing else that old or other readers don't know."""
+    """A created table uses no deletion vectors, column mapping or other features that some readers lack."""
     lake.ensure(table)
-    made = DeltaTable(lake.path(table))
-    protocol = made.protocol()
+    created = DeltaTable(lake.path(table))
+    protocol = created.protocol()
     assert (protocol.min_reader_version, protocol.min_writer_version) <= (READER, WRITER)
     assert not protocol.reader_features
     assert set(protocol.writer_features or ()) <= ALLOWED_FEATURES
-    configuration = made.metadata().configuration
+    configuration = created.metadata().configuration
     assert configuration["delta.enableDeletionVectors"] == "false"
     assert "delta.columnMapping.mode" not in configuration
 
 
-def test_times_are_in_utc_with_microseconds() -> None:
-    """One type for every time, whatever the table."""
+def test_times_are_utc_with_microseconds() -> None:
+    """Every time column of every table has one type."""
     columns = [column.type for table in TABLES.values() for column in table.schema]
     kinds = {getattr(kind, "value_type", kind) for kind in columns if "timestamp" in str(kind)}
     assert kinds == {TIMESTAMP}
 
 
 def test_a_key_must_be_a_column() -> None:
-    """A declaration that cannot work is refused where it stands."""
+    """An impossible declaration is refused at once."""
     table = next(iter(TABLES.values()))
     with pytest.raises(ValueError, match="nobody"):
         Table("platform", "wrong", table.schema, keys=("nobody",), comment="wrong")
