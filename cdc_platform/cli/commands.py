@@ -54,7 +54,7 @@ COMMAND_GROUPS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "status": ("status:status", "Summarise the home on one screen, with the next command to run."),
         "metrics": ("metrics:metrics", "Print metrics of the home and its clusters as OpenMetrics text."),
         "sql": ("sql:sql", "Query every table with SQL, under ScyllaDB's own names."),
-        "home": ("home:home", "Copy a home, or delete files that it no longer needs."),
+        "home": ("home:home", "Copy, maintain or migrate a home."),
         "bundle": ("bundle:bundle", "Pack status, findings, versions and log tails into one file."),
     },
 }

@@ -69,10 +69,10 @@ def plan(
     as_json: bool,
     **settings: int | None,
 ) -> None:
-    """Estimate the windows, requests and checkpoints of a client that starts without a checkpoint, and then each day.
+    """Estimate the requests of a client without a checkpoint.
 
-    The log is that of TABLE, of a generation of --streams, or of the ring after --add-nodes. Settings default to those
-    of the client.
+    Also estimates its windows and checkpoints, for the first pass and then for each day. The log is that of TABLE,
+    of a generation of --streams, or of the ring after --add-nodes. Settings default to those of the client.
 
     \b
     Example:
@@ -113,9 +113,11 @@ def plan(
 @_setting_options("confidence", "cycle", "poll", "flush")
 @json_option
 def lag(name: str | None, as_json: bool, **settings: int | None) -> None:
-    """Estimate how long after the start of a generation a caught-up client sees its first rows, and why.
+    """Estimate when clients see the rows of a new generation.
 
-    Settings default to those of the client; for `java` and `connector` --cycle is the query window.
+    Assumes clients that have caught up. Prints the time from the start of a generation to its first rows, and the
+    reason for each part of it. Settings default to those of the client; for `java` and `connector` --cycle is the
+    query window.
 
     \b
     Example:
@@ -261,7 +263,7 @@ _CHECKPOINT_TARGETS = {
 def checkpoints(
     ctx: click.Context, session: CliSession, file: Path, table: tuple[str, str] | None, as_json: bool
 ) -> None:
-    """Show which checkpoints of FILE belong to generations that no longer exist.
+    """Find checkpoints in FILE whose generations no longer exist.
 
     FILE is the checkpoint table of scylla-cdc-go or -rust, exported by cqlsh with its header. The exit code is 1 if
     there are such checkpoints.
@@ -315,10 +317,11 @@ def gaps(
     reason: str | None,
     as_json: bool,
 ) -> None:
-    """List the intervals of live clusters' logs whose rows may be lost, of TABLE or of all tables.
+    """List the intervals whose log rows may be lost.
 
-    The exit code is 1 if there are open gaps, which no person has accepted. Accepted gaps stay recorded, and
-    `verify-interval` never proves an interval that overlaps a gap.
+    Lists those of TABLE, or of all tables. Only logs of live clusters have such gaps. A gap is open until a person
+    accepts it. The exit code is 1 if there are open gaps. Accepted gaps stay recorded, and `verify-interval` never
+    proves an interval that overlaps a gap.
 
     \b
     Example:

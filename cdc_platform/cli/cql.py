@@ -52,10 +52,11 @@ def run(
     strict: bool,
     as_json: bool,
 ) -> None:
-    """Run the CQL statements of FILE, or with - of standard input: definitions and writes, each with its log rows.
+    """Run the CQL statements of FILE and show their log rows.
 
-    By default this is a dry run against the generations and stored tables of this home: nothing is written. With
-    --apply, the tables and their log rows are written, unless a statement is wrong. No JVM is started.
+    FILE contains definitions and writes; - reads standard input. By default this is a dry run against the
+    generations and stored tables of this home: nothing is written. With --apply, the tables and their log rows are
+    written, unless a statement is wrong. No JVM is started.
 
     Statements that cannot change a table with CDC are skipped: indexes, views, roles, cqlsh's own commands. The exit
     code is 1 if a statement was skipped or a write was refused, and 2 if a statement is wrong. Later statements run in

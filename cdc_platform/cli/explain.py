@@ -102,7 +102,7 @@ def _explanation_facts(document: dict[str, Any]) -> Iterator[tuple[str, object]]
         yield "range", f"after {start} up to {document['range_end']}, {kind} {index}"
     yield "stream", document["stream_id"] or "unknown"
     if document.get("owner") is not None:
-        yield "made for", _format_owner(document)
+        yield "owner", _format_owner(document)
     if document.get("colocated") is False:
         yield "row is on", _format_owner(document["row_location"])
         yield "stream is on", _format_owner(document["stream_location"])

@@ -36,7 +36,7 @@ class _CopiedHome:
 
 @click.group()
 def home() -> None:
-    """Homes as a whole, in folders and in object stores.
+    """Copy, maintain or migrate a home, in a folder or an object store.
 
     \b
     Example:
@@ -52,12 +52,12 @@ def home() -> None:
 @pass_session
 @click.pass_context
 def maintain(ctx: click.Context, session: CliSession, dry_run: bool, as_json: bool) -> None:
-    """Rewrite small files, write checkpoints, delete unneeded files, and trim logs and Dagster's old runs.
+    """Rewrite small files, delete unneeded ones, and trim logs and runs.
 
-    Small files of a log are rewritten into one file for each hour, once the hour is over. Files are deleted seven days
-    after they were removed, or written without a commit. The homes of live clusters below this home are included.
-    Limits of logs and runs are in settings.toml. Dagster does the same every day, and checks the home as well. The exit
-    code is 1 if a table failed.
+    Also writes checkpoints of tables. Small files of a log are rewritten into one file for each hour, once the hour
+    is over. Files are deleted seven days after they were removed, or written without a commit. The homes of live
+    clusters below this home are included. Limits of logs and runs are in settings.toml. Dagster does the same every
+    day, and checks the home as well. The exit code is 1 if a table failed.
 
     \b
     Example:
@@ -127,11 +127,12 @@ def _runs_text(runs: dict[str, int] | None) -> str:
 @json_option
 @pass_session
 def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
-    """Copy the home FROM to a new one at TO: settings, and all tables at one set of versions with their history.
+    """Copy the home FROM to a new one at TO, with its history.
 
-    FROM and TO are folders or addresses such as s3://bucket/prefix. The homes of live clusters below it are copied,
-    too. Every file is compared with its source, and the rows with the digests in the commits. If interrupted, run the
-    same command again. Dagster's runs and cluster registrations that name variables or files of this machine stay.
+    Copies the settings, and all tables at one set of versions. FROM and TO are folders or addresses such as
+    s3://bucket/prefix. The homes of live clusters below it are copied, too. Every file is compared with its source,
+    and the rows with the digests in the commits. If interrupted, run the same command again. Dagster's runs and
+    cluster registrations that name variables or files of this machine stay.
 
     \b
     Example:
@@ -169,11 +170,11 @@ def copy(session: CliSession, source: str, target: str, as_json: bool) -> None:
 @json_option
 @pass_session
 def migrate(session: CliSession, undo: bool, as_json: bool) -> None:
-    """Bring a home of an earlier version forward, in place; the homes of live clusters below it, too.
+    """Upgrade a home of an earlier version in place.
 
-    Removes settings that no longer exist and sets the layout. No table changes. If interrupted, run the same command
-    again, or restore the home with --undo. Once it is done there is no way back: earlier versions refuse the home.
-    Without a migration the home works, too. Stop `up` first.
+    The homes of live clusters below it are upgraded, too. Removes settings that no longer exist and sets the layout. No
+    table changes. If interrupted, run the same command again, or restore the home with --undo. Once it is done there is
+    no way back: earlier versions refuse the home. Without a migration the home works, too. Stop `up` first.
 
     \b
     Example:

@@ -358,19 +358,20 @@ def _print_traceback(ctx: click.Context) -> None:
 @click.option(
     "--home",
     metavar="HOME",
-    help="Where everything lives: a folder, or s3://bucket/prefix. [default: $CDC_PLATFORM_HOME or ./.cdc-platform]",
+    help="The folder or bucket of the platform's data: a path, or s3://bucket/prefix."
+    " [default: $CDC_PLATFORM_HOME or ./.cdc-platform]",
 )
 @click.option("--clock", type=TIME, help="Stop the platform's clock at this time, as in 2026-01-31T12:00:00Z.")
-@click.option("-v", "--verbose", is_flag=True, help="Say on standard error what is being done.")
+@click.option("-v", "--verbose", is_flag=True, help="Print each step on standard error.")
 @click.option("--debug", is_flag=True, help="Show where a failure comes from.")
 @click.option(
-    WRITE_TO_OBSERVED_OPTION, "build", is_flag=True, help="Build on a home that is only observed: it is not whole."
+    WRITE_TO_OBSERVED_OPTION, "build", is_flag=True, help="Write to a home that is read-only because it is incomplete."
 )
 @click.pass_context
 def program(
     ctx: click.Context, home: str | None, clock: Microseconds | None, verbose: bool, debug: bool, build: bool
 ) -> None:
-    """The life of ScyllaDB's CDC generations on Dagster, Spark and Delta Lake.
+    """Manage the life cycle of ScyllaDB's CDC generations.
 
     Exit code 0: done. 1: the answer is no, a check failed or a write is refused. 2: the request was wrong.
 

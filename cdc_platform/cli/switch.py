@@ -41,7 +41,9 @@ def switch() -> None:
 @json_option
 @pass_session
 def show(session: CliSession, generation: str | Milliseconds | None, as_json: bool) -> None:
-    """Show the switch to GENERATION (its UUID or, once committed, its time); without GENERATION list all, newest first.
+    """Show the switch to GENERATION, or list all switches.
+
+    GENERATION is its UUID or, once committed, its time. The list starts with the newest switch.
 
     \b
     Example:
@@ -67,9 +69,9 @@ def show(session: CliSession, generation: str | Milliseconds | None, as_json: bo
 @json_option
 @pass_session
 def ack(session: CliSession, generation: str | Milliseconds, node: object, as_json: bool) -> None:
-    """Acknowledge GENERATION for one participant: read all of it, and return the lease.
+    """Acknowledge GENERATION for one participant.
 
-    Acknowledging again changes nothing.
+    Reads all of it, and prints the lease. Acknowledging again changes nothing.
 
     \b
     Example:
@@ -89,9 +91,10 @@ def ack(session: CliSession, generation: str | Milliseconds, node: object, as_js
 @json_option
 @pass_session
 def commit(session: CliSession, generation: str | Milliseconds, as_json: bool) -> None:
-    """Commit the switch to GENERATION: all have acknowledged; its time is the last lease end and the margin.
+    """Commit the switch to GENERATION.
 
-    The generation is entered under its time, and its node keeps its ID; the join then publishes it as always.
+    All participants must have acknowledged it. It starts at the last end of a lease, plus the margin. The
+    generation is entered under its time, and its node keeps its ID; the join then publishes it as always.
 
     \b
     Example:
@@ -117,7 +120,9 @@ def commit(session: CliSession, generation: str | Milliseconds, as_json: bool) -
 @json_option
 @pass_session
 def abort(session: CliSession, generation: str | Milliseconds, as_json: bool) -> None:
-    """Abort the switch to GENERATION after its deadline if acknowledgements are missing. The old one stays in use.
+    """Abort the switch to GENERATION after its deadline.
+
+    Refused unless acknowledgements are missing. The previous generation stays in use.
 
     \b
     Example:

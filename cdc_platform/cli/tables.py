@@ -126,7 +126,9 @@ def add(
 @json_option
 @pass_session
 def declare_none(session: CliSession, as_json: bool) -> None:
-    """Declare that no table has CDC enabled, so that expiry and forecasts stop asking. `tables add` revokes it.
+    """Declare that no table has CDC enabled.
+
+    Expiry and forecasts then need no registered table. `tables add` revokes the declaration.
 
     \b
     Example:
@@ -163,10 +165,11 @@ def alter(
     ttl_since: Milliseconds | None,
     as_json: bool,
 ) -> None:
-    """Change the TTL of TABLE for new rows, or turn its CDC on or off. Existing rows keep their TTL.
+    """Change the TTL of TABLE, or turn its CDC on or off.
 
-    --created-at and --ttl-since state facts that are not known: when the log was created, and since when the TTL is in
-    force. In the home of a live cluster only these two are allowed.
+    A new TTL applies to new rows; existing rows keep theirs. --created-at and --ttl-since state facts that are not
+    known: when the log was created, and since when the TTL is in force. In the home of a live cluster only these
+    two are allowed.
 
     \b
     Example:
@@ -199,9 +202,9 @@ def alter(
 @json_option
 @pass_session
 def drop(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
-    """Record that TABLE's log was dropped with all of its rows, so that it no longer needs any generation.
+    """Record that TABLE's log was dropped with all of its rows.
 
-    The stream sets of a tablet-based table are removed with it.
+    The table then needs no generation any more. The stream sets of a tablet-based table are removed with it.
 
     \b
     Example:

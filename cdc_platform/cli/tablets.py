@@ -31,7 +31,9 @@ _count_option = click.option("--count", type=_TABLET_COUNT, required=True, help=
 
 @click.group()
 def tablets() -> None:
-    """Stream sets of tablet-based tables: one stream a tablet, a new set with every split and merge.
+    """Manage the stream sets of tablet-based tables.
+
+    A set has one stream per tablet. Each split or merge creates a new set.
 
     \b
     Example:
@@ -86,7 +88,10 @@ def create(
 @json_option
 @pass_session
 def split(session: CliSession, table: _QualifiedName, count: int, as_json: bool) -> None:
-    """Split the tablets of TABLE to COUNT: each is halved, and halved again, or all are of one size.
+    """Split the tablets of TABLE to COUNT tablets.
+
+    If COUNT is the present number times a power of two, every tablet is halved repeatedly. Otherwise COUNT must be a
+    power of two, and all tablets get the same size.
 
     \b
     Example:
@@ -103,7 +108,10 @@ def split(session: CliSession, table: _QualifiedName, count: int, as_json: bool)
 @json_option
 @pass_session
 def merge(session: CliSession, table: _QualifiedName, count: int, as_json: bool) -> None:
-    """Merge the tablets of TABLE to COUNT: neighbours are joined, or all are of one size.
+    """Merge the tablets of TABLE to COUNT tablets.
+
+    If the present number is COUNT times a power of two, neighbours are joined. Otherwise COUNT must be a power of two,
+    and all tablets get the same size.
 
     \b
     Example:
@@ -120,7 +128,9 @@ def merge(session: CliSession, table: _QualifiedName, count: int, as_json: bool)
 @json_option
 @pass_session
 def resize(session: CliSession, table: _QualifiedName, last_tokens: str, as_json: bool) -> None:
-    """Replace the tablets of TABLE by those whose last tokens are in a file.
+    """Replace the tablets of TABLE by those of a file.
+
+    The file lists the last token of each tablet.
 
     \b
     Example:
@@ -136,7 +146,9 @@ def resize(session: CliSession, table: _QualifiedName, last_tokens: str, as_json
 @json_option
 @pass_session
 def show(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
-    """Show the stream sets of TABLE, newest first, and what each closed and opened; streams in ring order.
+    """Show the stream sets of TABLE, newest first.
+
+    For each set, lists the streams that it closed and opened, in ring order.
 
     \b
     Example:
@@ -167,7 +179,7 @@ def show(session: CliSession, table: _QualifiedName, as_json: bool) -> None:
 @json_option
 @pass_session
 def gc(session: CliSession, table: _QualifiedName | None, dry_run: bool, ttl: int | None, as_json: bool) -> None:
-    """Remove the stream sets of TABLE, or of all tables, whose rows have expired.
+    """Remove expired stream sets of TABLE, or of all tables.
 
     A set is removed when the one after it has operated for the table's current TTL. Rows written under a larger TTL may
     outlive their set, which is ScyllaDB's rule; a warning says so. The command is refused if tables differ from their

@@ -49,6 +49,13 @@ def test_every_help_shows_an_example(name: str) -> None:
         assert f"\n  Example:\n    cdc-platform {name}" in answer.stdout
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_summaries_of_subcommands_fit_on_a_line(name: str) -> None:
+    """The help of a group cuts no summary of its commands off."""
+    commands = run(name, "--help").stdout.partition("\nCommands:\n")[2].splitlines()
+    assert [line for line in commands if line.endswith("...")] == []
+
+
 def test_every_function_accepts_the_options_of_its_command() -> None:
     """The parameters of each command are those of the function that runs it."""
 
