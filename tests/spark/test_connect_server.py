@@ -1,6 +1,6 @@
-"""A real Connect server: the code that runs embedded runs on it, and nothing of it stays.
+"""A real Connect server runs the code that runs embedded, and leaves nothing behind.
 
-Run as a script, this file is a client of the server that SPARK_REMOTE names.
+As a script, this file is a client of the server that SPARK_REMOTE names.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2
 AS_A_SCRIPT = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[1])}
 
 
-def test_the_core_runs_on_connect(server: ConnectServer, lake: Lake) -> None:
-    """In a process of its own, that starts no JVM, and leaves nothing in its working folder."""
+def test_core_runs_on_connect(server: ConnectServer, lake: Lake) -> None:
+    """Another process runs it without a JVM, and leaves nothing in its working folder."""
     folder = lake.root.parent / "cwd"
     folder.mkdir()
     client = subprocess.run(
@@ -47,8 +47,8 @@ def test_the_core_runs_on_connect(server: ConnectServer, lake: Lake) -> None:
     assert lake.read(STREAMS_DESCRIPTIONS_V2).num_rows == 5
 
 
-def test_a_session_on_connect_replaces_nothing(server: ConnectServer) -> None:
-    """Every kind of variable is a text like others there too."""
+def test_session_on_connect_substitutes_nothing(server: ConnectServer) -> None:
+    """Every kind of variable is an ordinary text there, too."""
     client = subprocess.run(
         [sys.executable, __file__, "--variables"],
         env={**AS_A_SCRIPT, **server.environment, "JAVA_HOME": "/nowhere"},
@@ -61,23 +61,23 @@ def test_a_session_on_connect_replaces_nothing(server: ConnectServer) -> None:
 
 
 @pytest.mark.parametrize("token", [None, "wrong"])
-def test_a_client_without_the_token_is_refused(server: ConnectServer, token: str | None) -> None:
-    """With one line that says what is missing, and where it is."""
+def test_client_without_the_token_is_refused(server: ConnectServer, token: str | None) -> None:
+    """One line says what is missing, and where it is."""
     environment = {**os.environ, **server.environment}
     environment.pop("SPARK_CONNECT_AUTHENTICATE_TOKEN")
     environment |= {"SPARK_CONNECT_AUTHENTICATE_TOKEN": token} if token else {}
-    asked = "from cdc_platform.spark.session import get_spark_session; get_spark_session()"
+    code = "from cdc_platform.spark.session import get_spark_session; get_spark_session()"
     client = subprocess.run(
-        [sys.executable, "-c", asked], env=environment, capture_output=True, text=True, timeout=120, check=False
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120, check=False
     )
     assert client.returncode == 1
-    told = client.stderr.strip().splitlines()[-1]
-    assert "wants its token in SPARK_CONNECT_AUTHENTICATE_TOKEN" in told
+    message = client.stderr.strip().splitlines()[-1]
+    assert "wants its token in SPARK_CONNECT_AUTHENTICATE_TOKEN" in message
     assert server.environment["SPARK_CONNECT_AUTHENTICATE_TOKEN"] not in client.stderr
 
 
-def test_the_server_ends_with_everything_that_it_started(server: ConnectServer) -> None:
-    """JVM and Python workers are gone when `stop` returns; its folder too; it can be stopped twice."""
+def test_server_ends_with_its_child_processes(server: ConnectServer) -> None:
+    """JVM, Python workers and folder are gone when `stop` returns; a second `stop` does nothing."""
     pid, folder = server.pid, server._folder
     assert pid is not None
     assert folder is not None
@@ -91,8 +91,8 @@ def test_the_server_ends_with_everything_that_it_started(server: ConnectServer) 
     server.stop()
 
 
-def test_a_port_that_is_taken_is_named() -> None:
-    """Before anything is started."""
+def test_taken_port_is_named() -> None:
+    """The refusal comes before any process starts."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -102,8 +102,8 @@ def test_a_port_that_is_taken_is_named() -> None:
 
 
 @pytest.mark.spark
-def test_a_server_that_does_not_come_up_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The end of what the JVM said, and no process left."""
+def test_failed_start_has_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error has the end of the JVM's output, and no process is left."""
     monkeypatch.setenv("CDC_PLATFORM_DRIVER_MEMORY", "lots")
     server = ConnectServer()
     with pytest.raises(EnvironmentProblem, match=r"did not start \(.*lots"):
@@ -114,8 +114,8 @@ def test_a_server_that_does_not_come_up_says_why(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.spark
 @pytest.mark.long("the start of a JVM of its own")
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux ends a process with its parent")
-def test_a_server_does_not_outlive_a_killed_parent() -> None:
-    """The parent has no time to clean up when it is killed; the system does."""
+def test_server_ends_with_a_killed_parent() -> None:
+    """A killed parent cannot clean up, so the system does."""
     parent = subprocess.Popen(
         [sys.executable, __file__, "--parent"],
         env=AS_A_SCRIPT,
@@ -133,8 +133,8 @@ def test_a_server_does_not_outlive_a_killed_parent() -> None:
 
 @pytest.mark.spark
 @pytest.mark.long("the start of a JVM of its own")
-def test_who_breaks_off_the_start_may_end() -> None:
-    """Ctrl-C while the first query runs: the server ends, and so does whoever asks it, before the command does."""
+def test_interrupted_start_ends() -> None:
+    """After Ctrl-C during the first query, the server and its client end before the command does."""
     command = [sys.executable, __file__, "--broken-off"]
     done = subprocess.run(command, env=AS_A_SCRIPT, capture_output=True, text=True, check=False, timeout=90)
     assert done.returncode == 0, done.stderr
@@ -142,9 +142,9 @@ def test_who_breaks_off_the_start_may_end() -> None:
     assert time.time() - seconds < 30
 
 
-def _break_off() -> None:
-    """Start a server, ask for the end as soon as it listens, so while it is asked, and say when that was over."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job has it ignored
+def _interrupt_start() -> None:
+    """Start a server, interrupt it as soon as it has a client, and print when it has ended."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a background job ignores it
     server = ConnectServer(heavy=False)
 
     def interrupt() -> None:
@@ -160,16 +160,16 @@ def _break_off() -> None:
     print(time.time())
 
 
-def _name_variables() -> None:
-    """Name each variable in a text, as the platform's own statements could, and read it back."""
+def _read_variables() -> None:
+    """Put each variable into a text, as the platform's own statements could, and read it back."""
     session = get_spark_session()
     assert session.conf.get("spark.sql.variable.substitute") == "false"
-    stayed = [each for each in VARIABLES if session.sql(f"SELECT '{each}' AS a").collect()[0][0] == each]
-    print(len(stayed), "stayed")
+    unchanged = [text for text in VARIABLES if session.sql(f"SELECT '{text}' AS a").collect()[0][0] == text]
+    print(len(unchanged), "stayed")
 
 
-def _be_a_parent() -> None:
-    """Start a process as the server is started, name it and wait to be killed."""
+def _run_as_parent() -> None:
+    """Start a process as the server is started, print its ID and wait to be killed."""
     child = subprocess.Popen(["sleep", "600"], preexec_fn=get_death_signal_setter(), start_new_session=True)
     print(child.pid, flush=True)
     signal.pause()
@@ -177,12 +177,12 @@ def _be_a_parent() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--parent":
-        _be_a_parent()
+        _run_as_parent()
     if sys.argv[1] == "--variables":
-        _name_variables()
+        _read_variables()
         sys.exit()
     if sys.argv[1] == "--broken-off":
-        _break_off()
+        _interrupt_start()
         sys.exit()
     core(get_spark_session(), Lake(Path(sys.argv[1])))
     print("core ran on Connect")

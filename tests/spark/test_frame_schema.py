@@ -1,4 +1,4 @@
-"""The columns that DataFrames come in with: names and types by a pandera model, nested ones by their declaration."""
+"""Columns of incoming DataFrames: a pandera model checks names and flat types, the declaration nested ones."""
 
 from __future__ import annotations
 
@@ -53,27 +53,27 @@ MISFITS = {
 }
 
 
-def test_what_does_not_fit_is_named_without_a_job(spark: SparkSession) -> None:
-    """Each column with what it is and has to be; of the rows, which could be of any volume, nothing is read."""
+def test_mismatches_are_named_without_a_job(spark: SparkSession) -> None:
+    """Each mismatch has the actual and the required type; no row, of any volume, is read."""
     from pyspark.sql import functions as F
     from pyspark.sql import types as T
 
     declared = T.StructType([T.StructField(name, T.DataType.fromDDL(kind)) for name, kind in COLUMNS.items()])
-    door = IncomingFrameSchema("rows", declared, optional=["on"], strict=True)
+    schema = IncomingFrameSchema("rows", declared, optional=["on"], strict=True)
     spark.sparkContext.setJobGroup("shapes", "shapes")
-    for case, (change, due) in MISFITS.items():
+    for case, (change, expected) in MISFITS.items():
         kinds = {name: kind for name, kind in (COLUMNS | change).items() if kind is not None}
         rows = spark.range(3).select(*(F.lit(None).cast(kind).alias(name) for name, kind in kinds.items()))
-        assert door.misfits(rows) == list(due), case
-    open_door = IncomingFrameSchema("rows", declared, readable=lambda found, due: True)
+        assert schema.misfits(rows) == list(expected), case
+    readable_schema = IncomingFrameSchema("rows", declared, readable=lambda found, expected: True)
     rows = spark.range(3).select("id", *(F.lit(None).cast(kind).alias(name) for name, kind in COLUMNS.items()))
-    assert open_door.misfits(rows.withColumn("whole", F.lit(1))) == []
+    assert readable_schema.misfits(rows.withColumn("whole", F.lit(1))) == []
     assert list(spark.sparkContext.statusTracker().getJobIdsForGroup("shapes")) == []
     spark.sparkContext.setLocalProperty("spark.jobGroup.id", "")
 
 
-def test_where_nulls_may_be_is_no_part_of_a_type(spark: SparkSession) -> None:
-    """An array that holds none is one that could."""
+def test_nullability_is_no_part_of_a_type(spark: SparkSession) -> None:
+    """An array without nulls matches one that may have them."""
     from pyspark.sql import types as T
 
     flat = T.StructType([T.StructField("ids", T.ArrayType(T.LongType(), False), False)])
@@ -86,14 +86,14 @@ def test_where_nulls_may_be_is_no_part_of_a_type(spark: SparkSession) -> None:
 
 
 def test_base_writes_have_a_key_and_a_timestamp(spark: SparkSession, lake: Lake) -> None:
-    """Of their types, whatever else they have; told before anything is read."""
+    """Both need their types, with any other columns; the refusal comes before a row is read."""
     from pyspark.sql import functions as F
 
     writes = spark.range(3).select(F.lit(b"k").alias("key"), F.col("id").alias("timestamp"), F.lit(1).alias("more"))
-    for bad, told in (
+    for bad, message in (
         (writes.drop("timestamp"), r"^writes need a column 'timestamp' of type bigint; they have \['key', 'more'\]$"),
         (writes.withColumn("key", F.lit("k")), r"^writes need a column 'key' of type binary; "),
     ):
-        with pytest.raises(InputError, match=told):
+        with pytest.raises(InputError, match=message):
             assign_streams(lake, bad)
     assert assign_streams(lake, writes).columns == ["key", "timestamp", "more", "stream_id"]

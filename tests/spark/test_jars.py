@@ -1,6 +1,6 @@
-"""Delta's JARs: fetched once, never used with other content, never fetched again.
+"""Delta's JARs are fetched once, and never used with other content.
 
-The resolver runs for real; it gets the JARs from a folder, as from a mirror, so that these tests need no network.
+The resolver runs for real; it gets the JARs from a folder, as from a mirror, so these tests need no network.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ def mirror(tmp_path: Path, real_jars: list[Path], monkeypatch: pytest.MonkeyPatc
     return folder
 
 
-def test_the_first_start_fetches_and_later_ones_are_offline(mirror: Path) -> None:
-    """Once the cache has the JARs, the repository may be gone; nothing but the JARs stays in the cache."""
+def test_first_start_fetches_and_later_ones_are_offline(mirror: Path) -> None:
+    """Once the cache has the JARs, the repository may be gone; the cache has nothing but the JARs."""
     assert len(list_missing_jars()) == len(DELTA_JARS)
     fetched = get_jars()
     assert list_missing_jars() == []
@@ -66,7 +66,7 @@ def test_the_first_start_fetches_and_later_ones_are_offline(mirror: Path) -> Non
     ],
     ids=["cut off", "changed", "gone"],
 )
-def test_a_damaged_jar_is_fetched_anew(mirror: Path, damage: Callable[[Path], object]) -> None:
+def test_damaged_jar_is_fetched_again(mirror: Path, damage: Callable[[Path], object]) -> None:
     """The content decides, not the name: one JAR is replaced, the other stays."""
     good, bad = get_jars()
     untouched, content = good.stat().st_mtime_ns, bad.read_bytes()
@@ -77,23 +77,23 @@ def test_a_damaged_jar_is_fetched_anew(mirror: Path, damage: Callable[[Path], ob
     assert good.stat().st_mtime_ns == untouched
 
 
-def test_wrong_content_from_the_repository_is_not_kept(mirror: Path) -> None:
-    """A repository, or whatever is in between, cannot slip another JAR in."""
+def test_wrong_content_from_the_repository_is_discarded(mirror: Path) -> None:
+    """Neither a repository nor a proxy can substitute another JAR."""
     (mirror / DELTA_JARS[1].file_name).write_bytes(b"not the JAR")
     with pytest.raises(EnvironmentProblem, match=r"came with sha256 .* instead of .* discarded"):
         get_jars()
     assert DELTA_JARS[1] in list_missing_jars()
 
 
-def test_offline_on_the_first_start_is_one_clear_line(mirror: Path) -> None:
-    """What is missing, why, and the ways out."""
+def test_offline_first_start_is_one_line(mirror: Path) -> None:
+    """The line has the missing JARs, the reason and the remedies."""
     shutil.rmtree(mirror)
     with pytest.raises(EnvironmentProblem, match=r"could not be fetched.*needs the network.*mirror"):
         get_jars()
     assert [path.name for path in (get_cache_folder() / "jars").iterdir()] == ["lock"]
 
 
-def test_a_cache_that_cannot_be_written_is_named(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unwritable_cache_is_named(mirror: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The line names the folder and the variable that chooses another."""
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "file" / "cache"))
@@ -101,8 +101,8 @@ def test_a_cache_that_cannot_be_written_is_named(mirror: Path, tmp_path: Path, m
         get_jars()
 
 
-def test_processes_that_start_at_once_share_one_fetch(mirror: Path) -> None:
-    """All of them get whole JARs."""
+def test_concurrent_processes_share_one_fetch(mirror: Path) -> None:
+    """All of them get complete JARs."""
     code = (
         "from cdc_platform.spark.jars import get_jars, list_missing_jars; get_jars(); print(len(list_missing_jars()))"
     )
@@ -110,8 +110,8 @@ def test_processes_that_start_at_once_share_one_fetch(mirror: Path) -> None:
     assert [start.communicate(timeout=120)[0] for start in starts] == ["0\n"] * 3
 
 
-def test_where_the_cache_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The platform's own variable, else the desktop's, else the usual place."""
+def test_location_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The platform's own variable comes first, then the desktop's, then the usual place."""
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path / "own"))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     assert get_cache_folder() == tmp_path / "own"

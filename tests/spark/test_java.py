@@ -1,4 +1,4 @@
-"""The Java that is there, or one line that says which is needed and how to get it."""
+"""The installed Java is found, or one line names the required version and how to install it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cdc_platform.spark.jars import OLDEST_JAVA
 
 
 def fake_java(home: Path, script: str) -> str:
-    """A JAVA_HOME whose java is a shell script."""
+    """Create a JAVA_HOME whose java is a shell script."""
     launcher = home / "bin" / "java"
     launcher.parent.mkdir(parents=True)
     launcher.write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
@@ -20,8 +20,8 @@ def fake_java(home: Path, script: str) -> str:
     return str(home)
 
 
-def test_the_java_of_this_machine_is_found() -> None:
-    """The tests need one; its version is what it says of itself."""
+def test_java_of_this_machine_is_found() -> None:
+    """The tests need one; its version is the one that it prints."""
     java = find_java()
     assert java.major >= OLDEST_JAVA
     assert get_java_version().split(".")[0] == str(java.major)
@@ -36,16 +36,16 @@ def test_the_java_of_this_machine_is_found() -> None:
         ("exit 3", "does not run"),
     ],
 )
-def test_a_java_that_will_not_do_is_named_with_the_mend(
+def test_unsuitable_java_is_named_with_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str, told: str
 ) -> None:
-    """Too old, unknown or broken: which one it is, and what to install."""
+    """An old, unknown or broken Java is named, and the message says what to install."""
     monkeypatch.setenv("JAVA_HOME", fake_java(tmp_path / "jdk", script))
     with pytest.raises(EnvironmentProblem, match=f"{told}.*install OpenJDK 17"):
         find_java()
 
 
-def test_no_java_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_java(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither JAVA_HOME nor PATH has one."""
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))

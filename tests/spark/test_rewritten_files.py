@@ -1,4 +1,4 @@
-"""A Spark stream reads a log whose files are rewritten under it: every row once."""
+"""A Spark stream reads each row of a log once while the log's files are rewritten."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ ROWS = 2
 
 
 class Reader:
-    """A stream that copies a log; its next run goes on behind the last one."""
+    """A stream that copies a log; each run continues after the last one."""
 
     def __init__(self, spark: SparkSession, log: str, folder: Path) -> None:
         self._spark, self._log, self._folder = spark, log, folder
         self.batches = 0
 
     def read(self, fail_after: int | None = None) -> None:
-        """Read what there is, in batches of few files; with `fail_after`, die in the batch behind so many."""
+        """Read available rows in batches of few files; with `fail_after`, fail after that many batches."""
 
         def copy(rows: DataFrame, number: int) -> None:
             if fail_after is not None and self.batches >= fail_after:
@@ -48,13 +48,13 @@ class Reader:
         query.awaitTermination()
 
     def numbers(self) -> list[int]:
-        """The numbers of the rows that were copied."""
+        """Return the numbers of the copied rows."""
         rows = self._spark.read.format("delta").load(str(self._folder / "copy")).select("ck").collect()
         return sorted(row["ck"] for row in rows)
 
 
-def test_a_stream_sees_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
-    """Rewritten while it is in the middle of the first version that it reads, between its runs, and behind it."""
+def test_stream_reads_each_row_once(spark: SparkSession, tmp_path: Path) -> None:
+    """Files are rewritten within the first version that the stream reads, between its runs, and after it."""
     from pyspark.errors import StreamingQueryException
 
     lake = Lake(tmp_path / "lake")

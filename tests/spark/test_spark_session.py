@@ -1,4 +1,4 @@
-"""The Spark session: settings, silence, and what it leaves behind, which is nothing."""
+"""The Spark session: its settings, no output, and no files left behind."""
 
 from __future__ import annotations
 
@@ -30,20 +30,20 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-def test_there_is_one_session_a_process(spark: SparkSession) -> None:
-    """Whoever asks gets the same one."""
+def test_process_has_one_session(spark: SparkSession) -> None:
+    """Every call returns the same session."""
     assert get_spark_session("another name", heavy=True) is spark
 
 
 def test_every_thread_has_that_session(spark: SparkSession) -> None:
-    """What Spark calls active is so for one thread of the JVM; another thread of Python has another there."""
+    """Spark's active session belongs to one JVM thread, and another Python thread has another there."""
     with ThreadPoolExecutor(4) as pool:
-        asked = list(pool.map(lambda _: get_spark_session(), range(8)))
-    assert all(session is spark for session in asked)
+        sessions = list(pool.map(lambda _: get_spark_session(), range(8)))
+    assert all(session is spark for session in sessions)
 
 
-def test_a_connection_to_the_jvm_that_was_lost_leaves_the_session(spark: SparkSession) -> None:
-    """A thread that comes back to the JVM by another connection is another thread there."""
+def test_session_survives_a_lost_connection_to_the_jvm(spark: SparkSession) -> None:
+    """A thread that reconnects is another thread of the JVM."""
     gateway: Any = spark.sparkContext._gateway
     with ThreadPoolExecutor(1) as pool:
         pool.submit(lambda: get_spark_session().range(1).count()).result()
@@ -62,39 +62,44 @@ def test_a_connection_to_the_jvm_that_was_lost_leaves_the_session(spark: SparkSe
     ],
 )
 def test_settings_that_results_depend_on(spark: SparkSession, name: str, value: str) -> None:
-    """Times are UTC, arithmetic does not wrap in silence, tables are Delta's."""
+    """Times are UTC, arithmetic overflow is an error, and tables are Delta's."""
     assert spark.conf.get(name) == value
 
 
-def test_the_core_runs_embedded(spark: SparkSession, lake: Lake) -> None:
-    """The same function as on a Connect server."""
+def test_core_runs_embedded(spark: SparkSession, lake: Lake) -> None:
+    """The same function runs on a Connect server."""
     core(spark, lake)
 
 
 def test_python_workers_are_this_python(spark: SparkSession) -> None:
-    """Else they would find no numpy, or another one."""
+    """Another Python would have no numpy, or another one."""
 
-    def tell(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
+    def report(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
         import pyarrow as pa
 
         for _ in batches:
             yield pa.record_batch([pa.array([sys.executable])], names=["python"])
 
-    assert spark.range(0, 1, 1, 1).mapInArrow(tell, "python string").collect()[0]["python"] == sys.executable
+    assert spark.range(0, 1, 1, 1).mapInArrow(report, "python string").collect()[0]["python"] == sys.executable
 
 
 def test_nothing_is_left_in_the_working_folder(spark: SparkSession) -> None:
-    """Metastore, warehouse, artifacts and temporary files are in a folder that goes with the process."""
+    """Metastore, warehouse, artifacts and temporary files are in a folder that the process removes."""
     spark.range(3).createOrReplaceTempView("three")
     spark.sql("CREATE TABLE left_behind USING delta AS SELECT * FROM three")
-    left = {path.name for path in Path.cwd().iterdir()} & {"metastore_db", "spark-warehouse", "artifacts", "derby.log"}
-    assert not left
+    leftovers = {path.name for path in Path.cwd().iterdir()} & {
+        "metastore_db",
+        "spark-warehouse",
+        "artifacts",
+        "derby.log",
+    }
+    assert not leftovers
     assert (get_work_folder() / "warehouse" / "left_behind").is_dir()
     spark.sql("DROP TABLE left_behind")
     spark.catalog.dropTempView("three")
 
 
-def test_the_jvm_does_not_print(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
+def test_jvm_does_not_print(spark: SparkSession, capfd: pytest.CaptureFixture[str]) -> None:
     """Standard output belongs to the one JSON document of a command."""
     with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
         spark.sql("SELECT 1/0").collect()
@@ -102,14 +107,14 @@ def test_the_jvm_does_not_print(spark: SparkSession, capfd: pytest.CaptureFixtur
 
 
 def test_memory_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By a variable; without it is enough for any generation."""
+    """A variable sets it; the default is enough for any generation."""
     assert get_local_conf(tmp_path)["spark.driver.memory"] == "1536m"
     monkeypatch.setenv("CDC_PLATFORM_DRIVER_MEMORY", "5g")
     assert get_local_conf(tmp_path)["spark.driver.memory"] == "5g"
 
 
-def test_sockets_are_files_where_their_paths_fit(tmp_path: Path) -> None:
-    """A path of a Unix domain socket has 103 bytes everywhere; beyond that JVM and Python meet over TCP."""
+def test_sockets_are_files_if_their_paths_fit(tmp_path: Path) -> None:
+    """A Unix domain socket's path has at most 103 bytes; with a longer one JVM and Python use TCP."""
     setting = "spark.python.unix.domain.socket.enabled"
     assert get_local_conf(Path("/tmp/cdc-platform-12345678"))[setting] == "true"
     long = Path("/tmp") / ("a" * 60)
@@ -118,14 +123,14 @@ def test_sockets_are_files_where_their_paths_fit(tmp_path: Path) -> None:
     assert get_local_conf(tmp_path)["spark.python.unix.domain.socket.dir"] == str(tmp_path)
 
 
-def test_jvm_and_python_meet_at_a_socket_in_the_working_folder(spark: SparkSession) -> None:
-    """And not over TCP, where every task waits for an acknowledgement."""
+def test_jvm_and_python_use_a_socket_in_the_working_folder(spark: SparkSession) -> None:
+    """Over TCP every task would wait for an acknowledgement."""
     assert spark.range(0, 1, 1, 1).mapInArrow(lambda batches: batches, "id bigint").count() == 1
     assert list(get_work_folder().glob("*.sock"))
 
 
-def test_long_rows_come_in_small_batches_where_that_is_asked_for(spark: SparkSession) -> None:
-    """Elsewhere batches are counted by rows alone."""
+def test_limited_batches_of_long_rows_are_small(spark: SparkSession) -> None:
+    """Otherwise only the number of rows limits a batch."""
     from pyspark.sql import functions as F
 
     def rows_a_batch(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
@@ -138,14 +143,14 @@ def test_long_rows_come_in_small_batches_where_that_is_asked_for(spark: SparkSes
     counted = long.mapInArrow(rows_a_batch, "rows bigint")
     assert [row["rows"] for row in counted.collect()] == [300]
     with limit_batch_bytes(spark):
-        with limit_batch_bytes(spark):  # what is set inside ends inside
+        with limit_batch_bytes(spark):  # the inner limit ends with the inner block
             pass
         assert max(row["rows"] for row in counted.collect()) <= 2 * MAX_BATCH_BYTES >> 18
     assert [row["rows"] for row in counted.collect()] == [300]
 
 
-def test_only_short_commands_do_without_the_second_compiler(tmp_path: Path) -> None:
-    """Volume needs it more than a fast start."""
+def test_only_short_commands_omit_the_second_compiler(tmp_path: Path) -> None:
+    """Large volumes need it more than a fast start."""
     assert "TieredStopAtLevel=1" in get_java_options(tmp_path, heavy=False)
     assert "TieredStopAtLevel" not in get_java_options(tmp_path, heavy=True)
 
@@ -158,15 +163,15 @@ def test_only_short_commands_do_without_the_second_compiler(tmp_path: Path) -> N
         ("sc://127.0.0.1:99999", "does not answer"),
     ],
 )
-def test_a_server_that_is_not_there_is_named_at_once(monkeypatch: pytest.MonkeyPatch, remote: str, told: str) -> None:
-    """Not after the ten minutes for which a Connect client hopes by itself."""
+def test_missing_server_is_named_at_once(monkeypatch: pytest.MonkeyPatch, remote: str, told: str) -> None:
+    """A Connect client by itself would retry for ten minutes."""
     monkeypatch.setenv("SPARK_REMOTE", remote)
     with pytest.raises(EnvironmentProblem, match=told):
         get_spark_session()
 
 
-def test_a_server_with_a_token_is_asked_by_this_machines_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of any other name a client that has a token wants TLS, and waits for it without end."""
+def test_server_with_a_token_is_addressed_as_localhost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For any other name a client with a token requires TLS, and waits for it forever."""
     monkeypatch.delenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", raising=False)
     assert _use_localhost_name("sc://127.0.0.1:15002") == "sc://127.0.0.1:15002"
     monkeypatch.setenv("SPARK_CONNECT_AUTHENTICATE_TOKEN", "secret")
@@ -176,8 +181,8 @@ def test_a_server_with_a_token_is_asked_by_this_machines_name(monkeypatch: pytes
         assert _use_localhost_name(other) == other
 
 
-def test_a_server_that_is_started_anew_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where it is stands in a file that is there when it answers; the last address may be nobody's by now."""
+def test_restarting_server_is_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its file has the address once the server is up; the last address may be invalid."""
     file = tmp_path / "spark.env"
     ServerFile(file).withdraw()
     monkeypatch.setenv("CDC_PLATFORM_SPARK_SERVER", str(file))
@@ -195,8 +200,8 @@ def test_a_server_that_is_started_anew_is_waited_for(tmp_path: Path, monkeypatch
     assert os.environ["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "of-this=one"
 
 
-def test_an_up_that_has_ended_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A shell that has read the file of its server is told at once, and what to unset; its folder may be gone too."""
+def test_ended_up_is_not_awaited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell with the variables of its server fails at once with the variables to unset."""
     monkeypatch.setenv("SPARK_REMOTE", "sc://localhost:1")
     for folder in (tmp_path, tmp_path / "gone"):
         monkeypatch.setenv("CDC_PLATFORM_SPARK_SERVER", str(folder / "spark.env"))
@@ -206,6 +211,6 @@ def test_an_up_that_has_ended_is_not_waited_for(tmp_path: Path, monkeypatch: pyt
             get_spark_session()
 
 
-def test_parts_of_spark_show_each_other_a_secret(spark: SparkSession) -> None:
-    """Embedded too: every user of the machine can reach their ports."""
+def test_parts_of_spark_authenticate_with_a_secret(spark: SparkSession) -> None:
+    """An embedded session does so, too, because every user of the machine can reach its ports."""
     assert spark.conf.get("spark.authenticate") == "true"

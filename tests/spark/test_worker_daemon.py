@@ -1,4 +1,4 @@
-"""The process that forks Spark's Python workers: what it has loaded, and when it ends."""
+"""The process that forks Spark's Python workers: its loaded modules, and when it ends."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.processes
 
 
-def started(folder: Path, idle_seconds: float) -> tuple[subprocess.Popen[bytes], Path]:
-    """The process as Spark starts it, and the socket at which it takes orders for workers."""
+def start_daemon(folder: Path, idle_seconds: float) -> tuple[subprocess.Popen[bytes], Path]:
+    """Start the process as Spark does; return it and the socket at which it receives requests for workers."""
     environment = {
         **os.environ,
         IDLE_VARIABLE: str(idle_seconds),
@@ -47,29 +47,29 @@ def folder() -> Iterator[Path]:
         yield Path(folder)
 
 
-def test_without_workers_it_ends(folder: Path) -> None:
-    """By itself, and its socket is gone."""
-    process, at = started(folder, 0.4)
-    assert at.parent == folder
+def test_daemon_ends_without_workers(folder: Path) -> None:
+    """It ends by itself and removes its socket."""
+    process, socket_path = start_daemon(folder, 0.4)
+    assert socket_path.parent == folder
     process.wait(60)
     assert list(folder.iterdir()) == []
 
 
-def test_with_a_worker_it_stays(folder: Path) -> None:
-    """Until the worker has ended."""
-    process, at = started(folder, 0.4)
-    with socket.socket(socket.AF_UNIX) as order:
-        order.connect(str(at))
-        worker = int.from_bytes(order.recv(4), "big")
+def test_daemon_stays_with_a_worker(folder: Path) -> None:
+    """It ends after the worker has ended."""
+    process, socket_path = start_daemon(folder, 0.4)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(str(socket_path))
+        worker = int.from_bytes(connection.recv(4), "big")
         assert Path(f"/proc/{worker}").exists() or sys.platform != "linux"
         with pytest.raises(subprocess.TimeoutExpired):
             process.wait(2)
     process.wait(60)
 
 
-def test_it_ends_with_spark(folder: Path) -> None:
-    """Which closes its standard input."""
-    process, _ = started(folder, 600)
+def test_daemon_ends_with_spark(folder: Path) -> None:
+    """Spark closes its standard input."""
+    process, _ = start_daemon(folder, 600)
     assert process.stdin is not None
     process.stdin.close()
     process.wait(60)
@@ -77,10 +77,10 @@ def test_it_ends_with_spark(folder: Path) -> None:
 
 
 @pytest.mark.spark
-def test_workers_begin_with_what_tasks_need(spark: SparkSession) -> None:
-    """Loaded once, before they were forked: the same object in all of them."""
+def test_workers_start_with_modules_for_tasks(spark: SparkSession) -> None:
+    """The daemon loads them once before the fork, so all workers share the objects."""
 
-    def tell(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
+    def report(batches):  # noqa: ANN001 sent to a worker, where annotations are only weight
         import pyarrow as pa
 
         loaded = sorted(
@@ -92,6 +92,12 @@ def test_workers_begin_with_what_tasks_need(spark: SparkSession) -> None:
         for _ in batches:
             yield pa.record_batch([pa.array([loaded])], names=["loaded"])
 
-    row = spark.range(0, 1, 1, 1).mapInArrow(tell, "loaded array<string>").collect()[0]
-    due = ["cdc_platform.delta.task_writer", "deltalake", "pandera.pandas", "pyarrow.parquet", "the model of streams"]
-    assert row["loaded"] == due
+    row = spark.range(0, 1, 1, 1).mapInArrow(report, "loaded array<string>").collect()[0]
+    expected = [
+        "cdc_platform.delta.task_writer",
+        "deltalake",
+        "pandera.pandas",
+        "pyarrow.parquet",
+        "the model of streams",
+    ]
+    assert row["loaded"] == expected
