@@ -1,4 +1,4 @@
-"""When the Spark server of an `up` sleeps and wakes: by a clock of the test, and with the real one."""
+"""When the Spark server of an `up` sleeps and wakes, with the test's clock and with the real one."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _JVM = "SparkConnectServer"
 
 @pytest.fixture
 def own_up(tmp_path: Path) -> Iterator[Serving]:
-    """An `up` of the test's own, ended behind it."""
+    """A separate `up` that ends with the test."""
     serving = Serving(tmp_path / "home")
     yield serving
     serving.stop()
 
 
 class World:
-    """A server whose clients the test says, its file, and a clock that the test moves."""
+    """A server with clients and a clock that the test sets, and its file."""
 
     def __init__(self, folder: Path, after_s: int = 100) -> None:
         self.file = ServerFile(folder / "spark.env")
@@ -43,23 +43,23 @@ class World:
         self.sleeping = IdleMonitor(self.file, self, after_ms, self.publish, clock=lambda: self.now)
 
     def publish(self) -> None:
-        """Where the server is."""
+        """Publish the server's address."""
         self.file.publish({"SPARK_REMOTE": "sc://localhost:1", "SPARK_CONNECT_AUTHENTICATE_TOKEN": "t=1"})
 
     def request(self) -> None:
-        """As a client does; a coarse clock of the file system must not hide it from the test."""
+        """Request the server as a client does; the loop hides a coarse clock of the file system."""
         before = self.file.last_request()
         while self.file.last_request() == before:
             self.file.request()
 
     def needed_at(self, second: float) -> bool:
-        """Whether it is needed then."""
+        """Return True if the server is needed at that time."""
         self.now = second
         return self.sleeping.needed()
 
 
-def test_it_sleeps_when_nobody_came_for_a_while(tmp_path: Path) -> None:
-    """Until then it is needed; from then on it is not, and the file tells no address."""
+def test_server_sleeps_after_a_while_without_clients(tmp_path: Path) -> None:
+    """It is needed until then; afterwards it is not, and the file has no address."""
     world = World(tmp_path)
     assert world.file.read()["SPARK_CONNECT_AUTHENTICATE_TOKEN"] == "t=1"
     assert [world.needed_at(second) for second in (0, 50, 99, 100, 101, 500)] == [True, True, True, False, False, False]
@@ -68,8 +68,8 @@ def test_it_sleeps_when_nobody_came_for_a_while(tmp_path: Path) -> None:
     assert f"CDC_PLATFORM_SPARK_SERVER={world.file.path}" in world.file.path.read_text(encoding="utf-8")
 
 
-def test_a_wish_wakes_it_and_keeps_it_awake(tmp_path: Path) -> None:
-    """Who wants it before it sleeps puts that off; who wants it then wakes it, for as long again."""
+def test_request_wakes_the_server_and_delays_its_sleep(tmp_path: Path) -> None:
+    """A request before the sleep delays it; a request during the sleep wakes the server for as long again."""
     world = World(tmp_path)
     assert world.needed_at(90)
     world.request()
@@ -78,8 +78,8 @@ def test_a_wish_wakes_it_and_keeps_it_awake(tmp_path: Path) -> None:
     assert [world.needed_at(second) for second in (600, 699, 700)] == [True, True, False]
 
 
-def test_an_open_connection_keeps_it_awake(tmp_path: Path) -> None:
-    """A long job asks for nothing anew."""
+def test_open_connection_prevents_sleep(tmp_path: Path) -> None:
+    """A long job sends no new request."""
     world = World(tmp_path)
     world.clients = 1
     assert all(world.needed_at(second) for second in range(0, 500, 5))
@@ -87,14 +87,14 @@ def test_an_open_connection_keeps_it_awake(tmp_path: Path) -> None:
     assert [world.needed_at(second) for second in (585, 595)] == [True, False]
 
 
-def test_who_comes_while_it_falls_asleep_is_seen(tmp_path: Path) -> None:
-    """A client says that it wants the server before it reads where that is: it is told again, or the client waits."""
+def test_request_while_the_server_falls_asleep_counts(tmp_path: Path) -> None:
+    """A client requests the server before it reads the address, so the address returns or the client waits."""
     world = World(tmp_path)
     withdraw = world.file.withdraw
 
     class Raced(ServerFile):
         def withdraw(self) -> None:
-            """A client comes in just behind it."""
+            """Withdraw the address; then a client requests the server."""
             withdraw()
             world.request()
 
@@ -106,8 +106,8 @@ def test_who_comes_while_it_falls_asleep_is_seen(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("after_s", "clients"), [(0, 0), (100, None)])
-def test_it_never_sleeps_where_nobody_can_tell(tmp_path: Path, after_s: int, clients: int | None) -> None:
-    """By the setting, and on a system that does not say who is connected."""
+def test_server_without_a_count_of_clients_never_sleeps(tmp_path: Path, after_s: int, clients: int | None) -> None:
+    """The setting prevents it, and so does a system that does not report connections."""
     world = World(tmp_path, after_s)
     world.clients = clients
     assert all(world.needed_at(second) for second in range(0, 1000, 50))
@@ -116,8 +116,8 @@ def test_it_never_sleeps_where_nobody_can_tell(tmp_path: Path, after_s: int, cli
 @pytest.mark.spark
 @pytest.mark.long("an `up` of its own, whose Spark starts twice")
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody tells who is connected, and it never sleeps")
-def test_spark_of_an_up_sleeps_and_wakes(own_up: Serving) -> None:
-    """Its JVM goes when nobody is connected, and comes for a command of a shell that has read its file once."""
+def test_spark_of_up_sleeps_and_wakes(own_up: Serving) -> None:
+    """Its JVM ends without connections, and starts for a command of a shell that has read the file before."""
     own_up.home.mkdir(mode=0o700)
     (own_up.home / "settings.toml").write_text("spark_sleep_ms = 3000\n", encoding="utf-8")
     file = ServerFile(Path(own_up.start()["spark_file"]))
@@ -125,24 +125,24 @@ def test_spark_of_an_up_sleeps_and_wakes(own_up: Serving) -> None:
     await_true(lambda: not jvms(own_up), 60, "the sleep of Spark")
     asleep = {line.partition("=")[0] for line in file.path.read_text(encoding="utf-8").splitlines()}
     assert asleep == {"CDC_PLATFORM_SPARK_SERVER"}
-    asked = subprocess.Popen(
+    client = subprocess.Popen(
         [sys.executable, "-c", f"{_ASKS}\n{_HELD}"],
         env=os.environ | variables,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
     )
-    with asked:
-        assert asked.stdout is not None
-        assert asked.stdout.readline() == "42\n"
+    with client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == "42\n"
         assert jvms(own_up)
         assert file.read()["SPARK_CONNECT_AUTHENTICATE_TOKEN"] != variables["SPARK_CONNECT_AUTHENTICATE_TOKEN"]
-        assert asked.communicate("", timeout=60)[0] == ""
+        assert client.communicate("", timeout=60)[0] == ""
     await_true(lambda: not jvms(own_up), 60, "the second sleep of Spark")
     own_up.ask_for_the_end()
-    code, said = own_up.end()
+    code, stderr = own_up.end()
     assert code == 0
-    assert said.splitlines() == [
+    assert stderr.splitlines() == [
         "the Spark Connect server sleeps until it is needed",
         "the Spark Connect server is needed again and starts",
         "the Spark Connect server sleeps until it is needed",
@@ -150,5 +150,5 @@ def test_spark_of_an_up_sleeps_and_wakes(own_up: Serving) -> None:
 
 
 def jvms(serving: Serving) -> list[int]:
-    """The processes of the Connect server of an `up`."""
+    """Return the processes of the Connect server of an `up`."""
     return [pid for pid, command in serving.processes().items() if _JVM in command]

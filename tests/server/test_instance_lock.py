@@ -1,4 +1,4 @@
-"""Who holds a home: real processes, that end in every way, and what is left then."""
+"""The lock of a home with real processes that end in every way, and the remaining state."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cdc_platform.errors import StateError
 from cdc_platform.home_location import HOME_VARIABLE, HomeLocation, open_home_location
 from cdc_platform.instance_lock import bind_to_up, lock_home_exclusively, lock_home_shared
 
-# Who started the tests, or a test before this one, may have left signals ignored or blocked, which a child inherits.
+# The parent of the tests, or an earlier test, may have ignored or blocked signals, which a child inherits.
 _UP = """
 import signal
 import sys
@@ -65,13 +65,13 @@ Start = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def home(tmp_path: Path) -> HomeLocation:
-    """A home of the test's own."""
+    """An empty home."""
     return open_home_location(tmp_path / "home")
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch):
-    """Starts a process that waits for its standard input to end; all are ended after the test."""
+    """Start a process that waits for its standard input to end; all processes end after the test."""
     monkeypatch.delenv(instance_lock.UP_VARIABLE, raising=False)
     running = []
 
@@ -93,106 +93,104 @@ def start(monkeypatch: pytest.MonkeyPatch):
         process.communicate()
 
 
-def said(process: subprocess.Popen[str]) -> str:
-    """The next line that a process prints."""
+def read_line(process: subprocess.Popen[str]) -> str:
+    """Return the next line that a process prints."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
-def test_a_home_has_one_up(home: HomeLocation, start: Start) -> None:
-    """A second one is refused and names the first."""
-    said(start(_UP, str(home.path)))
+def test_home_has_one_up(home: HomeLocation, start: Start) -> None:
+    """A second `up` is refused with the process IDs of the first."""
+    read_line(start(_UP, str(home.path)))
     with pytest.raises(StateError, match=r"is already running \(processes .*\); stop it"), lock_home_exclusively(home):
         pytest.fail("it was let in")
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 def test_parts_end_with_their_up(home: HomeLocation, start: Start, number: signal.Signals) -> None:
-    """At once, however it ends; the next one waits for them and sweeps."""
+    """They end at once, however it ends; the next `up` waits for them and cleans up."""
     up = start(_UP, str(home.path))
-    alive = said(up)
+    alive = read_line(up)
     parts = [start(_PART, **{instance_lock.UP_VARIABLE: alive}) for _ in range(3)]
-    assert [said(part) for part in parts] == ["bound"] * 3
+    assert [read_line(part) for part in parts] == ["bound"] * 3
     up.send_signal(number)
     assert [part.wait(30) for part in parts] == [-signal.SIGKILL] * 3
     assert (home.path / "up" / "left").exists()
-    with lock_home_exclusively(home) as held:
-        assert not (held.folder / "left").exists()
+    with lock_home_exclusively(home) as lock:
+        assert not (lock.folder / "left").exists()
         assert not Path(alive).exists()
     assert [path.name for path in (home.path / "up").iterdir()] == ["parts.lock"]
 
 
-def test_an_up_that_ends_is_waited_for(home: HomeLocation, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the system lets go of last of all that it held may be `up.lock`; who goes on to hold that alone is told."""
+def test_ending_up_is_awaited(home: HomeLocation, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system may release `up.lock` last; a process that continues to hold only this lock causes a refusal."""
     (home.path / "up").mkdir(parents=True)
-    ends = start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))
-    assert said(ends) == "held"
-    threading.Timer(0.3, ends.kill).start()
+    holder = start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))
+    assert read_line(holder) == "held"
+    threading.Timer(0.3, holder.kill).start()
     with lock_home_exclusively(home):
         pass
-    ends = start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))
-    assert said(ends) == "held"
+    holder = start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))
+    assert read_line(holder) == "held"
     by_hand = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
-    threading.Timer(1.5, ends.kill).start()
-    assert said(by_hand) == "works"
+    threading.Timer(1.5, holder.kill).start()
+    assert read_line(by_hand) == "works"
     by_hand.kill()
     by_hand.wait()
     monkeypatch.setattr(instance_lock, "LOCK_WAIT_SECONDS", 0.3)
-    assert said(start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))) == "held"
+    assert read_line(start(_HOLDS_THE_LOCK_ALONE, str(home.path / "up.lock"))) == "held"
     with pytest.raises(StateError, match="is already running"), lock_home_exclusively(home):
         pytest.fail("it was let in")
 
 
-def test_a_part_that_comes_too_late_ends(home: HomeLocation, start: Start) -> None:
-    """One that was about to start when its `up` was killed does no work, whether another `up` is there or not."""
+def test_late_part_ends(home: HomeLocation, start: Start) -> None:
+    """A part whose `up` was killed before its start does no work, even if another `up` runs."""
     up = start(_UP, str(home.path))
-    alive = said(up)
+    alive = read_line(up)
     up.kill()
     up.wait()
     late = start(_PART, **{instance_lock.UP_VARIABLE: alive})
     assert late.wait(60) == 1
-    said(start(_UP, str(home.path)))
+    read_line(start(_UP, str(home.path)))
     late = start(_PART, **{instance_lock.UP_VARIABLE: alive})
     assert late.wait(60) == 1
     assert late.stderr is not None
     assert late.stderr.read() == "error: the cdc-platform up that this process was started for has ended\n"
 
 
-def test_the_next_one_waits_for_what_still_works(
-    home: HomeLocation, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A home is free when the last part has ended, not when its `up` has; that is not waited for without end."""
+def test_next_up_waits_for_running_parts(home: HomeLocation, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A home is free once the last part has ended, not just its `up`; the wait has a limit."""
     monkeypatch.setattr(instance_lock, "PARTS_WAIT_SECONDS", 0.3)
-    with lock_home_exclusively(home) as held:
-        stays = subprocess.Popen(["sleep", "60"], pass_fds=[held.parts.fileno()])
+    with lock_home_exclusively(home) as lock:
+        part = subprocess.Popen(["sleep", "60"], pass_fds=[lock.parts.fileno()])
     try:
         with pytest.raises(StateError, match="do not end; see which ones have"), lock_home_exclusively(home):
             pytest.fail("it was let in")
     finally:
-        stays.kill()
-        stays.wait()
+        part.kill()
+        part.wait()
     with lock_home_exclusively(home):
         pass
 
 
-def test_a_dagster_beside_up_is_refused(home: HomeLocation, start: Start) -> None:
-    """The code server of `dagster dev` does not load beside an `up`, with one line that says why."""
+def test_dagster_with_a_running_up_is_refused(home: HomeLocation, start: Start) -> None:
+    """The code server of `dagster dev` fails to load while an `up` runs, with one line."""
     up = start(_UP, str(home.path))
-    said(up)
+    read_line(up)
     by_hand = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
-    assert said(by_hand).startswith(f"refused: home {home.path} is already running (processes")
+    assert read_line(by_hand).startswith(f"refused: home {home.path} is already running (processes")
     up.kill()
     up.wait()
-    assert said(start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})) == "works"
+    assert read_line(start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})) == "works"
 
 
-def test_up_beside_a_dagster_is_refused(home: HomeLocation, start: Start) -> None:
-    """And names its process; two code servers of Dagsters that were started by hand may be of one."""
+def test_up_with_a_running_dagster_is_refused(home: HomeLocation, start: Start) -> None:
+    """The refusal names its processes; two code servers may belong to Dagsters started by hand."""
     first = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
     second = start(_BY_HAND, **{HOME_VARIABLE: str(home.path)})
-    assert (said(first), said(second)) == ("works", "works")
-    named = rf"another Dagster works .*\(processes {first.pid} {second.pid}\)"
-    with pytest.raises(StateError, match=named), lock_home_exclusively(home):
+    assert (read_line(first), read_line(second)) == ("works", "works")
+    message = rf"another Dagster works .*\(processes {first.pid} {second.pid}\)"
+    with pytest.raises(StateError, match=message), lock_home_exclusively(home):
         pytest.fail("it was let in")
     for process in (first, second):
         process.kill()
@@ -201,18 +199,18 @@ def test_up_beside_a_dagster_is_refused(home: HomeLocation, start: Start) -> Non
         pass
 
 
-def test_other_programs_are_left_alone(home: HomeLocation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commands, tests and scripts that load the code location hold nothing and are not refused."""
+def test_other_programs_need_no_lock(home: HomeLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commands, tests and scripts that load the code location hold no lock and are not refused."""
     monkeypatch.setenv(HOME_VARIABLE, str(home.path))
     with lock_home_exclusively(home):
         bind_to_up()
         lock_home_shared(home)
 
 
-def test_what_is_made_is_the_owners_alone(tmp_path: Path) -> None:
-    """A new home and what an `up` keeps in it; a home that is there already is left as its owner has it."""
+def test_new_home_is_private(tmp_path: Path) -> None:
+    """A new home and the files of `up` are private; an existing home keeps its mode."""
     home = open_home_location(tmp_path / "new")
-    with lock_home_exclusively(home) as held:
-        assert [path.stat().st_mode & 0o777 for path in (home.path, held.folder)] == [0o700, 0o700]
+    with lock_home_exclusively(home) as lock:
+        assert [path.stat().st_mode & 0o777 for path in (home.path, lock.folder)] == [0o700, 0o700]
     (tmp_path / "old").mkdir(mode=0o750)
     assert open_home_location(tmp_path / "old").path.stat().st_mode & 0o777 == 0o750

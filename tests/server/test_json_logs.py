@@ -1,4 +1,4 @@
-"""JSON logs: every line of a service is one object, with the run and the generation that it is about."""
+"""JSON logs: every line of a service is one object, with its run and its generation."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def logged_job() -> None:
 def test_each_line_of_a_run_has_its_run_and_generation(
     capfd: pytest.CaptureFixture[str], partition: str, generation: str | None
 ) -> None:
-    """Events, messages of ops and of modules, and a failure with its stack, each on one line."""
+    """Events, messages of ops and modules, and a failure with its stack are one line each."""
     configure_json_logs(is_generation_name)
     with DagsterInstance.ephemeral() as instance:
         result = logged_job.execute_in_process(
@@ -104,8 +104,8 @@ def test_each_line_of_a_run_has_its_run_and_generation(
         ("10:00:00 and a half", {"level": "info", "event": "10:00:00 and a half"}),
     ],
 )
-def test_a_line_without_a_logger_is_wrapped(line: str, expected: dict[str, str]) -> None:
-    """Its text can be restored, and a line that is wrapped already only gets its service."""
+def test_line_without_a_logger_is_wrapped(line: str, expected: dict[str, str]) -> None:
+    """Its text can be restored, and a wrapped line only gets its service."""
     wrapped = to_json_line(line, "part")
     document = json.loads(wrapped)
     timestamp = document.pop("timestamp")
@@ -115,8 +115,8 @@ def test_a_line_without_a_logger_is_wrapped(line: str, expected: dict[str, str])
     assert json.loads(to_json_line(wrapped, "other")) == document | {"timestamp": timestamp, "service": "other"}
 
 
-def test_an_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By name, with the choices; an empty variable means text."""
+def test_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The message has the name and the choices; an empty variable means text."""
     monkeypatch.setenv(LOG_FORMAT_VARIABLE, "xml")
     with pytest.raises(InputError, match="CDC_PLATFORM_LOG_FORMAT is 'xml'; set it to text or json"):
         get_log_format()
@@ -126,7 +126,7 @@ def test_an_unknown_format_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("json_logs")
 def test_a_log_has_all_lines_of_processes_that_share_it(tmp_path: Path) -> None:
-    """Long lines, invalid UTF-8, a last line without its end, and a log that is appended to."""
+    """It has long lines, invalid UTF-8, an unterminated last line, and earlier lines that are appended to."""
     log = tmp_path / "part.log"
     log.write_text('{"before": 1}\n', encoding="utf-8")
     with open_service_log(log, "part", append=True) as output:

@@ -1,4 +1,7 @@
-"""Runs fork from a process that has imported the definitions. A client of a store has threads, which no fork keeps."""
+"""Runs fork from a process with the definitions. It must open no store, because clients have threads.
+
+A fork copies no threads.
+"""
 
 from __future__ import annotations
 
@@ -19,8 +22,8 @@ print("cdc_platform.definitions" in sys.modules, "obstore" in sys.modules, read_
 """
 
 
-def test_a_home_in_a_store_is_not_opened() -> None:
-    """The owners of assets are a setting of the home; `up` has read them."""
+def test_home_in_a_store_is_not_opened() -> None:
+    """`up` has read the owners of assets, which are a setting of the home."""
     environment = os.environ | {HOME_VARIABLE: "s3://bucket/home", OWNERS_VARIABLE: json.dumps(["team:data"])}
-    ran = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
-    assert ran.stdout == "True False ['team:data']\n"
+    result = subprocess.run([sys.executable, "-c", CODE], env=environment, capture_output=True, text=True, check=True)
+    assert result.stdout == "True False ['team:data']\n"

@@ -1,4 +1,4 @@
-"""Several processes as one: on the way out nothing is left, whoever ended first and however."""
+"""Several processes supervised as one: none is left at the end, whichever ends first and in whatever way."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cdc_platform import processes as supervising
 from cdc_platform.errors import EnvironmentProblem
 from cdc_platform.processes import Service, ServiceDied, supervise
 
-# A process with a child that has a group in common with it; both say who they are, and the child ignores TERM.
+# A process with a child in the same group; both print their IDs, and the child ignores TERM.
 _WITH_CHILD = """
 import os, signal, subprocess, sys
 child = subprocess.Popen([sys.executable, "-c", '''
@@ -31,18 +31,18 @@ _ALONE = "import signal; signal.pause()"
 
 
 def service(tmp_path: Path, code: str, answers: Callable[[], bool] = lambda: True) -> Service:
-    """A Python process that runs `code`."""
+    """Return a Python process that runs `code`."""
     return Service("the test's process", [sys.executable, "-c", code], os.environ, tmp_path / "log", answers)
 
 
-def said(log: Path) -> int | None:
-    """The process that has written its ID into the log."""
+def read_pid(log: Path) -> int | None:
+    """Return the ID that a process has written into the log."""
     words = log.read_text(encoding="utf-8").split() if log.exists() else []
     return int(words[1]) if len(words) == 2 else None
 
 
-def runs(pid: int) -> bool:
-    """Whether a process is there and no zombie."""
+def is_running(pid: int) -> bool:
+    """Return True if the process exists and is no zombie."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:
@@ -52,20 +52,20 @@ def runs(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
-    """A signal ends the processes and their children, those too that ignore TERM; the handlers are put back."""
+def test_signal_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
+    """It ends processes and children, even if they ignore TERM, and the handlers are restored."""
     monkeypatch.setattr(supervising, "GRACE_SECONDS", 0.5)
     before = signal.getsignal(number)
     log = tmp_path / "log"
     with supervise() as supervisor:
-        supervisor.start(service(tmp_path, _WITH_CHILD, lambda: said(log) is not None))
+        supervisor.start(service(tmp_path, _WITH_CHILD, lambda: read_pid(log) is not None))
         supervisor.await_answers(60)
-        child = said(log)
+        child = read_pid(log)
         assert child is not None
-        assert runs(child)
+        assert is_running(child)
         os.kill(os.getpid(), number)
         supervisor.await_end()
-    assert not runs(child)
+    assert not is_running(child)
     assert signal.getsignal(number) is before
 
 
@@ -78,8 +78,8 @@ def test_a_signal_ends_everything(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("exit('x' * 10000 + '\\n\\n')", "ended with exit code 1; its log is {log} and ends with: " + "x" * 500),
     ],
 )
-def test_one_that_dies_is_named(tmp_path: Path, code: str, told: str) -> None:
-    """When one process dies the others end; the error says which it was, where its log is and its last line."""
+def test_dead_process_is_named(tmp_path: Path, code: str, told: str) -> None:
+    """If one process dies the others end; the error has its name, its log and its last line."""
     pids = []
 
     def start_two() -> None:
@@ -92,11 +92,11 @@ def test_one_that_dies_is_named(tmp_path: Path, code: str, told: str) -> None:
     with pytest.raises(ServiceDied) as died:
         start_two()
     assert str(died.value) == f"the test's process {told.format(log=tmp_path / 'log')}"
-    assert [pid for pid in pids if runs(pid)] == []
+    assert [pid for pid in pids if is_running(pid)] == []
 
 
-def test_one_that_never_answers_is_named(tmp_path: Path) -> None:
-    """A process that runs but does not answer in time is a failure, and ends."""
+def test_unresponsive_process_is_named(tmp_path: Path) -> None:
+    """A running process that does not answer in time is a failure, and ends."""
     pids = []
 
     def start_one() -> None:
@@ -107,28 +107,28 @@ def test_one_that_never_answers_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(ServiceDied, match="does not answer after"):
         start_one()
-    assert [pid for pid in pids if runs(pid)] == []
+    assert [pid for pid in pids if is_running(pid)] == []
 
 
 class Slow:
-    """A server whose start waits for something that does not come."""
+    """A server whose start waits for an event that never comes."""
 
     def __init__(self) -> None:
         self.pid: int | None = None
         self.stopped = False
 
     def start(self) -> None:
-        """Ask for the end, as a person does who is tired of waiting, and wait on."""
+        """Request the end, like an impatient user, and continue to wait."""
         os.kill(os.getpid(), signal.SIGINT)
         threading.Event().wait(60)
 
     def stop(self) -> None:
-        """Note that it was asked to end."""
+        """Record the request to end."""
         self.stopped = True
 
 
-def test_a_slow_start_can_be_broken_off(tmp_path: Path) -> None:
-    """Ctrl-C while a server is waited for ends the wait and everything else, without an error."""
+def test_slow_start_can_be_interrupted(tmp_path: Path) -> None:
+    """Ctrl-C during the wait for a server ends the wait and all processes, without an error."""
     server = Slow()
     with supervise() as supervisor:
         supervisor.start(service(tmp_path, _ALONE))
@@ -136,10 +136,10 @@ def test_a_slow_start_can_be_broken_off(tmp_path: Path) -> None:
         supervisor.adopt("the slow server", tmp_path / "slow.log", server, server.start)
         pytest.fail("the wait was not broken off")
     assert server.stopped
-    assert not runs(pid)
+    assert not is_running(pid)
 
 
-def test_an_adopted_server_that_ends_is_named(tmp_path: Path) -> None:
+def test_ended_adopted_server_is_named(tmp_path: Path) -> None:
     """A server that starts and waits by itself is watched like the others."""
     server = Slow()
 
@@ -154,7 +154,7 @@ def test_an_adopted_server_that_ends_is_named(tmp_path: Path) -> None:
 
 
 class Mortal:
-    """A server that is a real process, and that ends by itself as often as it is told to."""
+    """A server with a real process that dies a given number of times."""
 
     def __init__(self, deaths: int) -> None:
         self.deaths = deaths
@@ -163,12 +163,12 @@ class Mortal:
 
     @property
     def pid(self) -> int | None:
-        """None once it has ended."""
+        """Return the process's ID, or None once it has ended."""
         running = self._process is not None and self._process.poll() is None
         return self._process.pid if running and self._process is not None else None
 
     def start(self) -> None:
-        """Start it; the one that is not to die asks for the end of the test."""
+        """Start the process; after the last death, request the end of the test."""
         self.starts += 1
         self._process = subprocess.Popen([sys.executable, "-c", _ALONE])
         if self.starts <= self.deaths:
@@ -178,27 +178,27 @@ class Mortal:
             os.kill(os.getpid(), signal.SIGTERM)
 
     def stop(self) -> None:
-        """End it."""
+        """End the process."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
 
 
-def test_a_server_that_dies_is_started_again(tmp_path: Path) -> None:
-    """Where that is asked for: the others go on, and each time is told."""
-    server, told = Mortal(2), []
+def test_dead_server_is_restarted(tmp_path: Path) -> None:
+    """On request it is restarted: the others continue, and each restart is a message."""
+    server, messages = Mortal(2), []
     with supervise() as supervisor:
         supervisor.start(service(tmp_path, _ALONE))
-        supervisor.adopt("the server", tmp_path / "its.log", server, server.start, on_message=told.append)
+        supervisor.adopt("the server", tmp_path / "its.log", server, server.start, on_message=messages.append)
         supervisor.await_end()
     assert server.starts == 3
-    assert told == [f"the server has ended and is restarted; its log is {tmp_path / 'its.log'}"] * 2
+    assert messages == [f"the server has ended and is restarted; its log is {tmp_path / 'its.log'}"] * 2
     assert server.pid is None
 
 
-def test_a_server_that_dies_while_it_starts_again_is_started_again(tmp_path: Path) -> None:
-    """Killed before it answers, it has ended once more: no reason to end what goes on without it."""
-    server, told = Mortal(1), []
+def test_server_that_dies_during_a_restart_is_restarted(tmp_path: Path) -> None:
+    """A death before it answers counts as one more death, and the other processes continue."""
+    server, messages = Mortal(1), []
 
     def start() -> None:
         if server.starts == 1:
@@ -208,15 +208,15 @@ def test_a_server_that_dies_while_it_starts_again_is_started_again(tmp_path: Pat
 
     with supervise() as supervisor:
         supervisor.start(service(tmp_path, _ALONE))
-        supervisor.adopt("the server", tmp_path / "its.log", server, start, on_message=told.append)
+        supervisor.adopt("the server", tmp_path / "its.log", server, start, on_message=messages.append)
         supervisor.await_end()
     assert server.starts == 3
-    again = f"the server has ended and is restarted; its log is {tmp_path / 'its.log'}"
-    assert told == [again, "the server did not start", again]
+    restart_message = f"the server has ended and is restarted; its log is {tmp_path / 'its.log'}"
+    assert messages == [restart_message, "the server did not start", restart_message]
 
 
-def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What another start does not mend is a failure, and names the log."""
+def test_repeatedly_dying_server_is_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the maximum of restarts the failure names the log."""
     monkeypatch.setattr(supervising, "MAX_RESTARTS", 2)
     server = Mortal(100)
 
@@ -231,10 +231,10 @@ def test_a_server_that_dies_again_and_again_is_given_up(tmp_path: Path, monkeypa
 
 
 class Lasting(Mortal):
-    """A server that goes on until it is ended; the second start asks for the end of the test."""
+    """A server that runs until it is ended; its second start requests the end of the test."""
 
     def start(self) -> None:
-        """Start it."""
+        """Start the process."""
         self.starts += 1
         self._process = subprocess.Popen([sys.executable, "-c", _ALONE])
         if self.starts == 2:
@@ -242,19 +242,21 @@ class Lasting(Mortal):
 
 
 @pytest.mark.long("a process that is ended and started again")
-def test_a_server_that_is_not_needed_sleeps(tmp_path: Path) -> None:
-    """It is ended, stays so while nobody needs it, and is started once when somebody does; that is no death."""
-    server, told, seen = Lasting(0), [], []
+def test_unneeded_server_sleeps(tmp_path: Path) -> None:
+    """It is stopped while it is not needed and started once when it is; this is no death."""
+    server, messages, running = Lasting(0), [], []
     answers = iter([True, False, False, False, True])
 
     def needed() -> bool:
-        seen.append(server.pid is not None)
+        running.append(server.pid is not None)
         return next(answers)
 
     with supervise() as supervisor:
         supervisor.start(service(tmp_path, _ALONE))
-        supervisor.adopt("the server", tmp_path / "log", server, server.start, on_message=told.append, needed=needed)
+        supervisor.adopt(
+            "the server", tmp_path / "log", server, server.start, on_message=messages.append, needed=needed
+        )
         supervisor.await_end()
-    assert seen == [True, True, False, False, False]
-    assert told == ["the server sleeps until it is needed", "the server is needed again and starts"]
+    assert running == [True, True, False, False, False]
+    assert messages == ["the server sleeps until it is needed", "the server is needed again and starts"]
     assert server.pid is None

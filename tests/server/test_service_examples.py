@@ -43,7 +43,7 @@ WARM = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
 _INSTRUCTIONS = {"FROM", "SHELL", "RUN", "COPY", "ENV", "USER", "WORKDIR", "EXPOSE", "ENTRYPOINT", "CMD"}
 
 
-def unit(name: str) -> dict[str, list[str]]:
+def read_unit(name: str) -> dict[str, list[str]]:
     """Return the values of each key of a unit."""
     values: dict[str, list[str]] = {}
     for line in (EXAMPLES / name).read_text(encoding="utf-8").splitlines():
@@ -53,9 +53,9 @@ def unit(name: str) -> dict[str, list[str]]:
     return values
 
 
-def command_of(name: str) -> tuple[str, list[str]]:
+def read_command(name: str) -> tuple[str, list[str]]:
     """Return the module that a unit runs, without its package, and its arguments."""
-    (line,) = unit(name)["ExecStart"]
+    (line,) = read_unit(name)["ExecStart"]
     python, minus_m, module, *arguments = shlex.split(line)
     assert (python, minus_m) == (PYTHON, "-m")
     package, _, short = module.rpartition(".")
@@ -69,7 +69,7 @@ def option_names(command: click.Command) -> set[str]:
 
 
 def verify(folder: Path) -> str:
-    """Return what `systemd-analyze verify` says about the units of a folder."""
+    """Return the output of `systemd-analyze verify` about the units of a folder."""
     if shutil.which("systemd-analyze") is None:
         pytest.skip("systemd-analyze is missing; Debian: apt-get install systemd")
     units = [str(path) for path in sorted(folder.iterdir())]
@@ -81,13 +81,13 @@ def verify(folder: Path) -> str:
 
 @pytest.mark.processes
 def test_systemd_accepts_the_units(tmp_path: Path) -> None:
-    """All of them together, with the program where a Python is; a misspelt key would be reported."""
+    """All units are verified together, with this Python as the program; a misspelt key would be reported."""
     for name in UNITS:
         text = (EXAMPLES / name).read_text(encoding="utf-8")
         (tmp_path / name).write_text(text.replace(PYTHON, sys.executable), encoding="utf-8")
     assert verify(tmp_path) == ""
-    spoilt = tmp_path / "cdc-platform-daemon.service"
-    spoilt.write_text(spoilt.read_text(encoding="utf-8").replace("Restart=", "Restrat="), encoding="utf-8")
+    misspelt = tmp_path / "cdc-platform-daemon.service"
+    misspelt.write_text(misspelt.read_text(encoding="utf-8").replace("Restart=", "Restrat="), encoding="utf-8")
     assert "Restrat" in verify(tmp_path)
 
 
@@ -117,21 +117,21 @@ def test_spark_publishes_its_address_while_it_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", SERVICES)
-def test_a_unit_runs_a_command_that_exists(name: str) -> None:
-    """With options that it takes; as an ordinary user, with the shared environment, and again after it ended."""
-    module, arguments = command_of(name)
-    given = {word for word in arguments if word.startswith("-")}
-    assert given <= option_names(COMMANDS[module])
+def test_unit_runs_an_existing_command(name: str) -> None:
+    """Its options exist; it runs as an ordinary user, with the shared environment, and restarts after its end."""
+    module, arguments = read_command(name)
+    options = {word for word in arguments if word.startswith("-")}
+    assert options <= option_names(COMMANDS[module])
     required = {parameter.name for parameter in COMMANDS[module].params if parameter.required}
-    assert required <= {parameter.name for parameter in COMMANDS[module].params if given & set(parameter.opts)}
-    values = unit(name)
+    assert required <= {parameter.name for parameter in COMMANDS[module].params if options & set(parameter.opts)}
+    values = read_unit(name)
     assert values["User"] == ["cdc-platform"]
     assert values["EnvironmentFile"] == ["/etc/cdc-platform/environment"]
     assert values["Restart"] == ["always"]
 
 
 def test_units_run_what_the_tests_run(tmp_path: Path) -> None:
-    """The services that a real Postgres is tested with have the options of the units."""
+    """The services that are tested with a real Postgres have the options of the units."""
     services = Services(tmp_path / "home", tmp_path, {})
     started: dict[str, list[str]] = {}
 
@@ -143,7 +143,7 @@ def test_units_run_what_the_tests_run(tmp_path: Path) -> None:
     services.start_code_server()
     services.start_daemon()
     services.start_ui("ui")
-    units = dict(map(command_of, SERVICES))
+    units = dict(map(read_command, SERVICES))
     assert started == {name: [word for word in units[name] if word.startswith("-")] for name in started}
     assert set(units) - set(started) == {"spark"}
 
@@ -152,15 +152,15 @@ def test_files_name_each_other() -> None:
     """The workspace has the code server's socket, the UI gets its socket as descriptor 3, and Spark's file is known."""
     workspace = json.loads((EXAMPLES / "workspace.yaml").read_text(encoding="utf-8"))
     (location,) = workspace["load_from"]
-    assert location["grpc_server"]["socket"] in command_of("cdc-platform-code.service")[1]
-    assert unit("cdc-platform-ui.socket")["ListenStream"] == ["127.0.0.1:3000"]
-    assert command_of("cdc-platform-ui.service")[1][:2] == ["--listening", "3"]
+    assert location["grpc_server"]["socket"] in read_command("cdc-platform-code.service")[1]
+    assert read_unit("cdc-platform-ui.socket")["ListenStream"] == ["127.0.0.1:3000"]
+    assert read_command("cdc-platform-ui.service")[1][:2] == ["--listening", "3"]
     lines = (EXAMPLES / "environment").read_text(encoding="utf-8").splitlines()
     environment = dict(line.split("=", 1) for line in lines if not line.startswith("#"))
     assert set(POSTGRES_VARIABLES) <= environment.keys()
     assert environment["DAGSTER_PG_PASSWORD"] == ""
     assert environment["DAGSTER_HOME"] == f"{environment['CDC_PLATFORM_HOME']}/dagster"
-    assert environment["CDC_PLATFORM_SPARK_SERVER"] in command_of("cdc-platform-spark.service")[1]
+    assert environment["CDC_PLATFORM_SPARK_SERVER"] in read_command("cdc-platform-spark.service")[1]
     known = json.loads((ROOT / "tests/data/contracts/names.json").read_text(encoding="utf-8"))
     assert {name for name in environment if name.startswith("CDC_")} <= set(json.dumps(known).split('"'))
     assert all(f"`{path.name}`" in PAGE or path.stem.startswith("cdc-platform-") for path in EXAMPLES.iterdir())
@@ -173,13 +173,13 @@ def instructions() -> list[tuple[str, str]]:
     return [(word, rest) for word, _, rest in (line.partition(" ") for line in lines)]
 
 
-def test_the_containerfile_follows_the_rules() -> None:
-    """Pinned images and packages, no caches left in layers, no root, and commands in the form without a shell."""
-    found = instructions()
-    assert {word for word, _ in found} <= _INSTRUCTIONS
-    assert found[0][0] == "FROM"
-    assert re.fullmatch(r"docker\.io/library/python:3\.11\.\d+-slim-bookworm", found[0][1])
-    for word, rest in found:
+def test_containerfile_follows_the_rules() -> None:
+    """Images and packages are pinned, layers have no caches, no root, and commands have no shell."""
+    commands = instructions()
+    assert {word for word, _ in commands} <= _INSTRUCTIONS
+    assert commands[0][0] == "FROM"
+    assert re.fullmatch(r"docker\.io/library/python:3\.11\.\d+-slim-bookworm", commands[0][1])
+    for word, rest in commands:
         if word in ("SHELL", "ENTRYPOINT", "CMD"):
             assert all(isinstance(part, str) for part in json.loads(rest))
         if "apt-get install" in rest:
@@ -190,11 +190,11 @@ def test_the_containerfile_follows_the_rules() -> None:
             assert all("=" in package for package in packages)
         for part in rest.split("&&"):
             assert "pip install" not in part or {"--no-cache-dir", "--no-deps"} <= set(part.split())
-    (user,) = [rest for word, rest in found if word == "USER"]
+    (user,) = [rest for word, rest in commands if word == "USER"]
     assert user.isdecimal()
     assert int(user) > 0
-    assert f"cdc_platform-{__version__}-" in dict(found)["COPY"]
-    _, _, module, *arguments = json.loads(dict(found)["CMD"])
+    assert f"cdc_platform-{__version__}-" in dict(commands)["COPY"]
+    _, _, module, *arguments = json.loads(dict(commands)["CMD"])
     assert module == "cdc_platform.server.code_server"
     assert {word for word in arguments if word.startswith("-")} <= option_names(grpc_command)
 
@@ -204,7 +204,7 @@ def chart_values() -> dict[str, Any]:
     return yaml.safe_load((EXAMPLES / "helm-values.yaml").read_text(encoding="utf-8"))
 
 
-def test_the_chart_runs_this_release() -> None:
+def test_chart_runs_this_release() -> None:
     """The chart's version is Dagster's, the arguments are those of `dagster api grpc`, and no secret is in the file."""
     values = chart_values()
     (deployment,) = values["dagster-user-deployments"]["deployments"]
@@ -219,7 +219,7 @@ def test_the_chart_runs_this_release() -> None:
 
 
 def to_chart_names(settings: Any) -> Any:
-    """Return settings with the names that the chart has for them: from `max_retries` to `maxRetries`."""
+    """Return settings with the chart's names, such as `maxRetries` for `max_retries`."""
     if not isinstance(settings, dict):
         return settings
     return {
@@ -227,7 +227,7 @@ def to_chart_names(settings: Any) -> Any:
     }
 
 
-def test_the_chart_has_the_settings_of_the_instance() -> None:
+def test_chart_has_the_settings_of_the_instance() -> None:
     """The values have each section of dagster.yaml, because the chart's own limit neither pools nor runtimes."""
     shipped = yaml.safe_load((ROOT / "dagster.yaml").read_text(encoding="utf-8"))
     wanted = to_chart_names(shipped)

@@ -1,4 +1,4 @@
-"""Dagster's services apart from each other, with their storage in a real Postgres: joins, a dead daemon, an outage."""
+"""Dagster's separate services with storage in a real Postgres: joins, a dead daemon, an outage."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _RUNS = '{ runsOrError(filter: {pipelineName: "join"}) { ... on Runs { results {
 
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
-    """A server of this module."""
+    """A Postgres server for this module."""
     with tempfile.TemporaryDirectory(prefix="cdc-postgres-") as folder:
         server = Postgres(Path(folder))
         server.start()
@@ -66,10 +66,10 @@ def statuses(port: int) -> set[str]:
     return {run["status"] for run in runs(port)}
 
 
-def await_runs(port: int, found: Callable[[], bool], what: str) -> None:
+def await_runs(port: int, is_found: Callable[[], bool], what: str) -> None:
     """Wait for runs; a failure shows all of them."""
     try:
-        await_true(found, SECONDS, what)
+        await_true(is_found, SECONDS, what)
     except AssertionError as error:
         raise AssertionError(f"{error}: {runs(port)}") from None
 
@@ -77,16 +77,16 @@ def await_runs(port: int, found: Callable[[], bool], what: str) -> None:
 def await_worker(port: int) -> int:
     """Return the ID of the process of the newest join's run, once its step has begun."""
     run_id = runs(port)[0]["runId"]
-    found: list[int] = []
+    pids: list[int] = []
 
     def has_begun() -> bool:
         _, document = request(port, "/graphql", _EVENTS % run_id)
         events = document["data"]["logsForRun"]["events"] if document else []
-        found[:] = [int(pid) for event in events for pid in re.findall(r"\(pid: (\d+)\)", event.get("message", ""))]
+        pids[:] = [int(pid) for event in events for pid in re.findall(r"\(pid: (\d+)\)", event.get("message", ""))]
         return any(event["__typename"] == "ExecutionStepStartEvent" for event in events)
 
     await_true(has_begun, SECONDS, "the first step of a join")
-    return found[0]
+    return pids[0]
 
 
 def monitor_often(home: HomeLocation) -> None:
@@ -97,8 +97,8 @@ def monitor_often(home: HomeLocation) -> None:
     settings.write_text(text, encoding="utf-8")
 
 
-def assert_the_outage_is_an_alert(home: HomeLocation) -> None:
-    """Each failed run is a warning that says it will be repeated, and no pool is taken any more."""
+def assert_outage_is_an_alert(home: HomeLocation) -> None:
+    """Assert that each failed run is a warning about its repetition, and that no pool is occupied."""
     with DagsterInstance.from_config(str(home.dagster)) as instance:
         failed = instance.get_runs(RunsFilter(statuses=[DagsterRunStatus.FAILURE]))
         assert failed
@@ -178,7 +178,7 @@ def test_joins_survive_the_daemon_and_postgres(
             await_runs(ports[0], all_joined, "the joins after the outage")
             assert runs(ports[0]) == runs(ports[1])
             assert [run["status"] for run in runs(ports[0])].count("SUCCESS") == 4
-            assert_the_outage_is_an_alert(postgres_home)
+            assert_outage_is_an_alert(postgres_home)
             assert not list((postgres_home.dagster / "history").glob("*.db"))
             stored = [path for path in postgres_home.path.rglob("*") if path.is_file()]
             assert not [path for path in stored if PASSWORD.encode() in path.read_bytes()]
@@ -186,7 +186,7 @@ def test_joins_survive_the_daemon_and_postgres(
             services.stop()
 
 
-def test_an_outage_of_postgres_is_an_alert(
+def test_outage_of_postgres_is_an_alert(
     postgres: Postgres, postgres_home: HomeLocation, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The alert is sent once although the outage stops Dagster's sensors, has no password, and is resolved after it."""
@@ -217,7 +217,7 @@ def test_an_outage_of_postgres_is_an_alert(
 
 @pytest.mark.dagster
 @pytest.mark.parametrize("ended_by", ["server", "client"])
-def test_a_lost_connection_to_postgres_is_an_outage(postgres: Postgres, ended_by: str) -> None:
+def test_lost_connection_to_postgres_is_an_outage(postgres: Postgres, ended_by: str) -> None:
     """A run that fails because either side closed its connection is repeated until it succeeds."""
     psycopg2: Any = pytest.importorskip("psycopg2")
     host, port, user, password, name = postgres.create_database(f"ended_by_{ended_by}").values()
@@ -248,8 +248,8 @@ def queue(home: HomeLocation, number: int) -> None:
     inbox.queue_join(Lake(home.lake), Clock(), JoinRequest.model_validate(node_config(number)))
 
 
-def test_the_setting_selects_postgres(postgres_home: HomeLocation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """And back; settings that a person has changed stay, and no secret is written."""
+def test_setting_selects_postgres(postgres_home: HomeLocation, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It also selects SQLite again; a user's changes of settings stay, and no secret is written."""
     for name in POSTGRES_VARIABLES:
         monkeypatch.setenv(name, f"value of {name}")
     settings = prepare_dagster_home(postgres_home) / INSTANCE_FILE
@@ -267,7 +267,7 @@ def test_the_setting_selects_postgres(postgres_home: HomeLocation, monkeypatch: 
 
 
 def test_missing_postgres_is_one_line(postgres_home: HomeLocation, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library and each variable, by name, before anything is written."""
+    """The line names the library or each variable, before anything is written."""
     for name in POSTGRES_VARIABLES:
         monkeypatch.setenv(name, "value")
     monkeypatch.delenv("DAGSTER_PG_PASSWORD")
