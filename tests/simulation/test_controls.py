@@ -1,4 +1,4 @@
-"""What must go wrong does, and the judge says so: too small delays and windows, and parts that break a rule."""
+"""As controls, the judge finds violations with short delays and windows, and with parts that break a rule."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ PLAIN = Assumptions(nodes=4, joins=2, writes=100)
 
 
 def broken(assumptions: Assumptions, property: Property, parts: Parts = WORKING, seeds: int = SEEDS) -> int | None:
-    """The first seed at which a property does not hold, None if it always does."""
+    """Return the first seed at which a property fails, or None if it always holds."""
     for seed in range(seeds):
         if property in judge_plan(draw_plan(assumptions, seed), parts=parts).verdict.broken:
             return seed
@@ -44,46 +44,46 @@ def broken(assumptions: Assumptions, property: Property, parts: Parts = WORKING,
 
 
 def with_rules(assumptions: Assumptions, **changes: Any) -> Assumptions:
-    """The assumptions under other rules."""
+    """Return the assumptions under other rules."""
     return replace(assumptions, rules=replace(assumptions.rules, **changes))
 
 
-def test_a_delay_shorter_than_gossip_takes() -> None:
-    """A node that hears of the generation too late writes to the one before; with the whole delay none does."""
+def test_delay_shorter_than_gossip() -> None:
+    """A node that learns of the generation too late writes to the previous one; with the full delay none does."""
     short = with_rules(PLAIN, delay_ms=Milliseconds(6_000))
     assert broken(short, Property.RIGHT_GENERATION) is not None
     assert broken(PLAIN, Property.RIGHT_GENERATION, seeds=12) is None
 
 
 def test_two_nodes_place_a_write_differently() -> None:
-    """A client that repeats its write at another node finds it in two streams, while one of them has not heard."""
+    """A repeated write at another node is in two streams while one of the nodes is uninformed."""
     short = with_rules(replace(PLAIN, writes=400), delay_ms=Milliseconds(6_000))
     assert broken(short, Property.ONE_PLACEMENT) is not None
 
 
 @pytest.mark.parametrize("policy", ["strict", "recent-past"])
-def test_a_window_shorter_than_skew_plus_leeway(policy: str) -> None:
+def test_window_shorter_than_skew_plus_leeway(policy: str) -> None:
     """A row that is older than the window when it appears is never read; the sum and a second is enough."""
     skewed = with_rules(replace(PLAIN, skew_us=SECOND_US * 4), policy=policy)
     assert broken(with_rules(skewed, window_us=SECOND_US * 8), Property.READ_ONCE) is not None
     assert broken(with_rules(skewed, window_us=SECOND_US * 10), Property.READ_ONCE, seeds=15) is None
 
 
-def test_a_reader_leaves_a_generation_before_its_last_row() -> None:
-    """Rows of the generation before appear for a leeway after the start of the next, with the newer policy."""
+def test_reader_leaves_a_generation_before_its_last_row() -> None:
+    """With the newer policy, rows of a generation appear for a leeway after the start of the next one."""
     skewed = with_rules(replace(PLAIN, skew_us=SECOND_US * 4, writes=300), policy="recent-past")
     assert broken(with_rules(skewed, window_us=SECOND_US), Property.LAST_ROW_READ) is not None
 
 
 class EarlyExpiry(Expiry):
-    """Counts with a tenth of the TTL that rows have."""
+    """Uses a tenth of the rows' TTL."""
 
     def ttl_us(self) -> Microseconds:
         return self.world.rules.ttl_us // 10
 
 
-def test_a_generation_removed_too_early() -> None:
-    """Its rows are still alive."""
+def test_generation_removed_too_early() -> None:
+    """Rows of the removed generation are still alive."""
     expiring = with_rules(PLAIN, ttl_us=SECOND_US * 120, expiry_grace_us=SECOND_US, window_us=SECOND_US * 10)
     assert broken(expiring, Property.EXPIRED_UNNEEDED, Parts(expiry=EarlyExpiry)) is not None
     assert broken(expiring, Property.EXPIRED_UNNEEDED, seeds=12) is None
@@ -96,20 +96,20 @@ class TimestampFirst(Publisher):
         return tuple(reversed(super().steps()))
 
 
-def test_a_timestamp_published_before_its_streams() -> None:
-    """The very first publication shows it."""
+def test_timestamp_published_before_its_streams() -> None:
+    """The first publication shows the violation."""
     assert broken(PLAIN, Property.STREAMS_FIRST, Parts(publisher=TimestampFirst)) == 0
 
 
 class NewestFirst(Publisher):
-    """Publishes generations in any order, as nodes do that know nothing of each other."""
+    """Publishes generations in any order, like nodes that do not know of each other."""
 
     def earlier(self, generation: SimulatedGeneration) -> list[SimulatedGeneration]:
         return []
 
 
 class NeverPublished(NewestFirst):
-    """Never publishes generation 1, as when all nodes restart before any of them could."""
+    """Never publishes generation 1, as if all nodes restarted before any could publish it."""
 
     def publish(self, machine: Machine, generation: SimulatedGeneration) -> None:
         if generation.number != 1:
@@ -117,26 +117,26 @@ class NeverPublished(NewestFirst):
 
 
 class WithoutCatchUp(LogReader):
-    """Reads after its position alone, as the official clients do."""
+    """Reads only after its position, as the official clients do."""
 
     def _next_window(self, sets: ReaderSets, horizon_us: Microseconds) -> Window | None:
         return next_window(sets, self.position_us, self.windows, horizon_us)
 
 
 class WaitingForAll(LogReader):
-    """Waits for every generation that it has heard of, also for one before a published one."""
+    """Waits for every generation that it knows, including one before a published one."""
 
     def sets(self, visible: list[SimulatedGeneration], now_us: Microseconds) -> ReaderSets:
-        unpublished = [each for each in visible if each.number not in self._published]
-        awaited_us = min((us_from_ms(each.time_ms) for each in unpublished), default=None)
+        unpublished = [generation for generation in visible if generation.number not in self._published]
+        awaited_us = min((us_from_ms(generation.time_ms) for generation in unpublished), default=None)
         return replace(super().sets(visible, now_us), awaited=awaited_us)
 
 
 LATE = replace(PLAIN, joins=3, late_publication_us=SECOND_US * 200)
 
 
-def test_a_generation_published_after_a_later_one() -> None:
-    """Its rows are read once it is published, from its own start on, so they come after later rows of their keys."""
+def test_generation_published_after_a_later_one() -> None:
+    """Its rows are read after publication, from its own start, and so after later rows of their keys."""
     unordered = Parts(publisher=NewestFirst)
     assert broken(LATE, Property.READ_ONCE, unordered, seeds=40) is None
     assert broken(LATE, Property.READ_IN_ORDER, unordered) is not None
@@ -144,8 +144,8 @@ def test_a_generation_published_after_a_later_one() -> None:
     assert broken(LATE, Property.READ_IN_ORDER, seeds=12) is None
 
 
-def test_a_generation_that_is_never_published() -> None:
-    """Only its own rows are not read; a reader that waited for it would read nothing after it, ever."""
+def test_generation_that_is_never_published() -> None:
+    """Only its own rows are not read; a reader that waited for it would never read anything later."""
 
     def unread_generations(seed: int, reader: type[LogReader]) -> set[int]:
         parts = Parts(publisher=NeverPublished, reader=reader)
@@ -170,8 +170,8 @@ class ForgetfulDisk(Disk):
         return ()
 
 
-def test_a_promise_forgotten_by_a_restart() -> None:
-    """A node answers, restarts, and cannot read the decision: without its promise it writes to the old generation."""
+def test_promise_lost_by_a_restart() -> None:
+    """Without its promise, a restarted node that cannot read the decision writes to the old generation."""
     second = SECOND_US
     times = SwitchTimes(Milliseconds(5_000), Milliseconds(8_000), Milliseconds(20_000), Milliseconds(0))
     plan = HistoryPlan(
@@ -190,15 +190,15 @@ def test_a_promise_forgotten_by_a_restart() -> None:
     assert Property.RIGHT_GENERATION in judge_plan(plan, parts=Parts(disk=ForgetfulDisk)).verdict.broken
 
 
-def test_a_reader_that_passes_a_generation_published_late() -> None:
-    """The official clients see only what is published; the platform's reader waits for what nodes have heard of."""
+def test_reader_that_passes_a_generation_published_late() -> None:
+    """Official clients see only published generations; the platform's reader waits for those that nodes know."""
     late = replace(PLAIN, late_publication_us=SECOND_US * 200)
     assert broken(with_rules(late, reader="client"), Property.READ_ONCE) is not None
     assert broken(late, Property.READ_ONCE, seeds=12) is None
 
 
-def repairs_at_once(protocol: Protocol, seed: int) -> HistoryPlan:
-    """Two repairs half a second apart, and writes through every node when their generations begin."""
+def concurrent_repairs(protocol: Protocol, seed: int) -> HistoryPlan:
+    """Return two repairs half a second apart, with writes through every node when their generations begin."""
     apart_us = SECOND_US // 2
     first_us = SECOND_US * 5
     return HistoryPlan(
@@ -218,11 +218,11 @@ def repairs_at_once(protocol: Protocol, seed: int) -> HistoryPlan:
     )
 
 
-def test_generations_at_once_by_gossip() -> None:
-    """An endpoint gossips one ID: a node that first hears after it was replaced never learns of the earlier one."""
+def test_concurrent_generations_by_gossip() -> None:
+    """An endpoint gossips one ID, so a node that learns only the later one never learns of the earlier one."""
     broken_by = {
         protocol: any(
-            Property.RIGHT_GENERATION in judge_plan(repairs_at_once(protocol, seed)).verdict.broken
+            Property.RIGHT_GENERATION in judge_plan(concurrent_repairs(protocol, seed)).verdict.broken
             for seed in range(20)
         )
         for protocol in PROTOCOLS
@@ -231,7 +231,7 @@ def test_generations_at_once_by_gossip() -> None:
 
 
 def test_outages_longer_than_the_delay_by_gossip() -> None:
-    """A node that is cut off for longer than the delay writes to the wrong generation; in two phases it refuses."""
+    """A node cut off for longer than the delay writes to the wrong generation; in two phases it refuses."""
     cut_off = replace(PLAIN, partitions=3, outages=4, outage_us=SECOND_US * 240)
     assert broken(cut_off, Property.RIGHT_GENERATION, seeds=150) is not None
     assert broken(replace(cut_off, rules=Rules("two-phase")), Property.RIGHT_GENERATION, seeds=12) is None
@@ -240,29 +240,29 @@ def test_outages_longer_than_the_delay_by_gossip() -> None:
 TABLETS = Assumptions(Rules("tablets"), nodes=4, joins=0, splits=2, merges=1, writes=200)
 
 
-def test_a_delay_shorter_than_the_leeway_with_tablets() -> None:
-    """A node accepts writes a leeway ahead of its clock, in a stream set that another one ends before."""
+def test_delay_shorter_than_the_leeway_with_tablets() -> None:
+    """A node accepts writes a leeway ahead of its clock, in a stream set that ends earlier at another node."""
     short = with_rules(TABLETS, delay_ms=Milliseconds(4_500))
     assert broken(short, Property.RIGHT_GENERATION) is not None
     assert broken(TABLETS, Property.RIGHT_GENERATION, seeds=12) is None
 
 
-def test_a_window_shorter_than_skew_plus_leeway_with_tablets() -> None:
-    """However old a timestamp is, a set that operated then accepts it: the window has to be as long as it may be."""
+def test_window_shorter_than_skew_plus_leeway_with_tablets() -> None:
+    """A set accepts any timestamp of its time, so the window must cover the maximum age."""
     skewed = replace(TABLETS, skew_us=SECOND_US * 4)
     assert broken(with_rules(skewed, window_us=SECOND_US * 8), Property.READ_ONCE) is not None
     assert broken(with_rules(skewed, window_us=SECOND_US * 8), Property.LAST_ROW_READ) is not None
     assert broken(with_rules(skewed, window_us=SECOND_US * 10), Property.READ_ONCE, seeds=15) is None
 
 
-def test_a_node_that_is_cut_off_for_longer_than_the_delay_with_tablets() -> None:
-    """It writes to the stream set before, as by gossip."""
+def test_node_cut_off_for_longer_than_the_delay_with_tablets() -> None:
+    """It writes to the previous stream set, as with gossip."""
     cut_off = replace(TABLETS, partitions=3, outages=4, outage_us=SECOND_US * 240)
     assert broken(cut_off, Property.RIGHT_GENERATION) is not None
 
 
 class OneNodeAsked(TabletLogReader):
-    """Asks node 1 alone, which may be the last that hears of a stream set, and reads after its position alone."""
+    """Queries only node 1, which may learn of a stream set last, and reads only after its position."""
 
     def visible(self) -> list[SimulatedGeneration]:
         self._published |= self.world.known[1]
@@ -273,27 +273,27 @@ class OneNodeAsked(TabletLogReader):
 
 
 class CatchingUp(OneNodeAsked):
-    """The same with the platform's choice of windows."""
+    """The same reader with the platform's choice of windows."""
 
     _next_window = TabletLogReader._next_window
 
 
-def test_a_reader_that_passes_a_stream_set_which_is_listed_late() -> None:
-    """Its rows are lost for a reader that goes on in the set before; the platform reads the set from its start."""
+def test_reader_that_passes_a_stream_set_listed_late() -> None:
+    """A reader that continues in the previous set loses its rows; the platform reads the set from its start."""
     cut_off = replace(
         TABLETS,
         server_timestamps=True,
         fixed_outages=(Outage(Microseconds(0), 1, OutageKind.CUT_OFF, SECOND_US * 180),),
     )
 
-    def lost(reader: type[TabletLogReader]) -> int:
+    def count_missed(reader: type[TabletLogReader]) -> int:
         verdicts = [judge_plan(draw_plan(cut_off, seed), parts=Parts(reader=reader)).verdict for seed in range(12)]
         return sum(verdict.missed for verdict in verdicts)
 
-    assert lost(OneNodeAsked) > lost(CatchingUp)
+    assert count_missed(OneNodeAsked) > count_missed(CatchingUp)
 
 
-def test_scylladbs_rule_of_removing_stream_sets() -> None:
-    """It counts from the timestamps of rows: one that was written later than its timestamp says can still live."""
+def test_scylladbs_rule_for_removing_stream_sets() -> None:
+    """The rule uses row timestamps, but a row written later than its timestamp may still be alive."""
     expiring = with_rules(replace(TABLETS, splits=3), ttl_us=SECOND_US * 60, window_us=SECOND_US * 10)
     assert broken(expiring, Property.EXPIRED_UNNEEDED) is not None

@@ -1,6 +1,6 @@
-"""Hypothesis draws the schedule: gossip partners, delays, losses, faults and writes; what it finds, it shrinks.
+"""Hypothesis draws the schedule (gossip partners, delays, losses, faults and writes) and shrinks failures.
 
-Any schedule of a two-phase switch is safe, and so is one of gossip while its delay is long enough.
+Any schedule of a two-phase switch is safe, and so is one of gossip if its delay is long enough.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ late_faults = st.lists(
 
 
 def gossip_plans(delay_ms: int, faults: st.SearchStrategy[tuple[Outage, ...]]) -> st.SearchStrategy[HistoryPlan]:
-    """Histories of one repair by gossip, and of writes around it; up to three of ten messages are lost."""
+    """Return histories of one repair by gossip with writes around it; up to three of ten messages are lost."""
     return st.builds(
         HistoryPlan,
         st.just(1),
@@ -83,18 +83,18 @@ def gossip_plans(delay_ms: int, faults: st.SearchStrategy[tuple[Outage, ...]]) -
 
 
 def is_misplaced(plan: HistoryPlan) -> bool:
-    """Whether a write is in the wrong generation."""
+    """Return True if a write is in the wrong generation."""
     return Property.RIGHT_GENERATION in judge_plan(plan).verdict.broken
 
 
 @given(plan=gossip_plans(65_000, st.just(())))
 def test_any_schedule_of_gossip_is_safe_if_the_delay_is_long(plan: HistoryPlan) -> None:
-    """For any choice of gossip partners, and any number of late or lost messages."""
+    """This holds for any gossip partners, and any number of late or lost messages."""
     assert judge_plan(plan).verdict.violations == ()
 
 
-def test_a_delay_that_is_too_short_shrinks_to_one_write() -> None:
-    """The smallest history: one write through a node that has not heard, and what little chance it takes."""
+def test_short_delay_shrinks_to_one_write() -> None:
+    """The smallest history is one write through an uninformed node, with few random choices."""
     plan = find(
         gossip_plans(6_000, late_faults),
         is_misplaced,
@@ -142,5 +142,5 @@ def test_any_schedule_of_a_two_phase_switch_is_safe(
         writes=writes,
         choices=choices,
     )
-    broken = judge_plan(plan).verdict
-    assert [each for each in broken.violations if each.property in SAFETY] == []
+    verdict = judge_plan(plan).verdict
+    assert [violation for violation in verdict.violations if violation.property in SAFETY] == []
