@@ -63,10 +63,13 @@ def backlog(bench: Bench) -> list[Result]:
             pairs = [
                 (_ingest(bench, standin, rows), _read_by_go(standin, rows)) for _ in range(min(3, bench.sizes.repeats))
             ]
-        readings[rows] = [ours for ours, _ in pairs], [theirs for _, theirs in pairs if theirs is not None]
+        readings[rows] = (
+            [own_reading for own_reading, _ in pairs],
+            [peer_reading for _, peer_reading in pairs if peer_reading is not None],
+        )
     small, large = sizes
-    ours, theirs = readings[large]
-    seconds, pages = _median(ours, "seconds"), _median(ours, "pages")
+    own, peers = readings[large]
+    seconds, pages = _median(own, "seconds"), _median(own, "pages")
     results = [
         Result(
             "backlog-growth",
@@ -86,14 +89,14 @@ def backlog(bench: Bench) -> list[Result]:
             seconds,
             "GB",
             0.0,
-            max(reading.memory for reading in ours) / _GB,
+            max(reading.memory for reading in own) / _GB,
             1.0,
         ),
     ]
-    if theirs:
-        floor, peer = "scylla-cdc-go, dropping the rows", _median(theirs, "seconds")
-        details = {"ours": [vars(reading) for reading in ours], "theirs": [vars(reading) for reading in theirs]}
-        server, peers_server = _median(ours, "server_cpu"), _median(theirs, "server_cpu")
+    if peers:
+        floor, peer = "scylla-cdc-go, dropping the rows", _median(peers, "seconds")
+        details = {"ours": [vars(reading) for reading in own], "theirs": [vars(reading) for reading in peers]}
+        server, peers_server = _median(own, "server_cpu"), _median(peers, "server_cpu")
         results += [
             Result(
                 "backlog", f"{large:,} log rows into Delta", seconds, floor, peer, seconds / peer, 1.5, details=details

@@ -32,11 +32,11 @@ def newcomer(bench: Bench) -> list[Result]:
         warm = median([joins.seconds() for _ in range(1 + bench.sizes.repeats)][1:])
         start = median(session_starts(bench))
         first = median([_first_join(folder / f"home{number}") for number in range(bench.sizes.repeats)])
-    due = 2 * warm + start
+    expected = 2 * warm + start
     against = "twice the warm join, and the start of a session"
     return [
         Result("demo", "make demo, set-up included", demo, "none: seconds", 0.0, demo, _DEMO_SECONDS),
-        Result("first-bootstrap", "bootstrap --run in a fresh home", first, against, due, first / due, 1.0),
+        Result("first-bootstrap", "bootstrap --run in a fresh home", first, against, expected, first / expected, 1.0),
     ]
 
 

@@ -33,7 +33,7 @@ def rows(heading: str) -> dict[str, str]:
     return {code: leads for _, code, leads in entries}
 
 
-def refusals() -> Iterator[type[PlatformError]]:
+def refusal_classes() -> Iterator[type[PlatformError]]:
     """Yield every class of refusal of the platform, the base class first."""
     for module in pkgutil.walk_packages(cdc_platform.__path__, "cdc_platform."):
         if not module.name.endswith("__main__"):
@@ -48,7 +48,7 @@ def refusals() -> Iterator[type[PlatformError]]:
 
 def test_every_refusal_class_has_its_own_code() -> None:
     """Each class declares its own code, and the page lists exactly these codes."""
-    classes = list(refusals())
+    classes = list(refusal_classes())
     assert [refusal.__name__ for refusal in classes if "code" not in vars(refusal)] == []
     codes = [refusal.code for refusal in classes]
     assert len(set(codes)) == len(codes)

@@ -79,7 +79,7 @@ def names() -> dict[str, Any]:
     )
     page = (ROOT / "docs" / "codes.md").read_text(encoding="utf-8")
     return {
-        "refusals": {each.code: each.exit_code for each in sorted(classes, key=lambda each: each.code)},
+        "refusals": {refusal.code: refusal.exit_code for refusal in sorted(classes, key=lambda refusal: refusal.code)},
         "warnings": sorted(
             re.findall(r"^\| <a id=\"[a-z-]+\"></a>`([a-z-]+)`", page.partition("## Warnings")[2], re.M)
         ),
@@ -121,7 +121,7 @@ def together(shapes: list[Any]) -> Any:
             }
         )
     if lists:
-        inner = [entry for each in lists for entry in each]
+        inner = [entry for entries in lists for entry in entries]
         merged.append([together(inner)] if inner else [])
     merged += sorted({entry for entry in shapes if isinstance(entry, str)})
     if len(merged) == 1:
@@ -149,7 +149,7 @@ def run_cases(folder: Path) -> tuple[dict[str, Any], dict[str, list[str]]]:
         for log in (home / "lake").glob("*/*/_delta_log/*.json"):
             for action in map(json.loads, log.read_text(encoding="utf-8").splitlines()):
                 _add_names(action, stored)
-    return shapes, {what: sorted(values) for what, values in sorted(stored.items())}
+    return shapes, {kind: sorted(values) for kind, values in sorted(stored.items())}
 
 
 def _add_names(action: dict[str, Any], stored: dict[str, set[str]]) -> None:

@@ -92,14 +92,14 @@ def describe(spec: AssetSpec) -> dict[str, Any]:
         "group": spec.group_name,
         "owners": list(spec.owners),
         "kinds": sorted(spec.kinds),
-        "freshness": None if spec.freshness_policy is None else windows(spec.freshness_policy),
+        "freshness": None if spec.freshness_policy is None else freshness_windows(spec.freshness_policy),
         "deps": sorted(dep.asset_key.to_user_string() for dep in spec.deps),
         "partitions": getattr(partitions, "name", None),
         "columns": [column.name for column in spec.metadata["dagster/column_schema"].columns],
     }
 
 
-def windows(policy: FreshnessPolicy) -> list[str]:
+def freshness_windows(policy: FreshnessPolicy) -> list[str]:
     """Return the times after which an asset is reported as late and as too late."""
     assert isinstance(policy, TimeWindowFreshnessPolicy)
     late = policy.warn_window
@@ -107,7 +107,7 @@ def windows(policy: FreshnessPolicy) -> list[str]:
     return [str(late.to_timedelta()), str(policy.fail_window.to_timedelta())]
 
 
-def connected() -> dict[str, frozenset[str]]:
+def connected_assets() -> dict[str, frozenset[str]]:
     """Return the assets that each asset is connected to by edges in either direction, directly or indirectly."""
     graph = defs.resolve_asset_graph()
     edges = {key: {*graph.get(key).parent_keys, *graph.get(key).child_keys} for key in graph.get_all_asset_keys()}
@@ -123,7 +123,7 @@ def connected() -> dict[str, frozenset[str]]:
 
 def test_no_group_is_an_island_without_a_reason() -> None:
     """Every asset is connected to the published generations, or its description explains why no edge leads there."""
-    graph, groups = connected(), {}
+    graph, groups = connected_assets(), {}
     specs = {spec.key.to_user_string(): spec for spec in defs.resolve_all_asset_specs()}
     for name, spec in specs.items():
         groups.setdefault(spec.group_name, set()).add(name)

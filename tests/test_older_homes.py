@@ -180,15 +180,17 @@ def answer_of(homes: Path, question: Question) -> dict[str, Any]:
     home, clock, command = question
     named = [undecided(homes / home) if word == UNDECIDED else word for word in command]
     answer = run("--home", homes / home, "--clock", clock, *named, "--json")
-    document = lasting(json.loads(answer.stdout.replace(str(homes / home), "HOME"))) if answer.stdout else None
+    document = (
+        without_sentences(json.loads(answer.stdout.replace(str(homes / home), "HOME"))) if answer.stdout else None
+    )
     return {"home": home, "clock": clock, "command": list(command), "exit_code": answer.exit_code, "answer": document}
 
 
-def lasting(document: Any) -> Any:
+def without_sentences(document: Any) -> Any:
     """Return a document without its sentences."""
     if isinstance(document, dict):
-        return {name: lasting(value) for name, value in document.items() if name not in WORDS}
-    return [lasting(value) for value in document] if isinstance(document, list) else document
+        return {name: without_sentences(value) for name, value in document.items() if name not in WORDS}
+    return [without_sentences(value) for value in document] if isinstance(document, list) else document
 
 
 def undecided(home: Path) -> str:
@@ -325,8 +327,8 @@ def test_recorded_answers_are_unchanged(release: str, looked: tuple[Answers, Fil
     (then,) = [reply for reply in recorded(release)["answers"] if [reply[name] for name in QUESTION] == asked_then]
     if release == OLDEST and answer["command"] == ["expire", "--dry-run"]:
         then = then | {"answer": [unmarked(plan, answer["clock"]) for plan in then["answer"]]}
-    then = lasting(renamed(then))
-    assert of_then(answer, then) == then
+    then = without_sentences(renamed(then))
+    assert with_fields_of(answer, then) == then
 
 
 def unmarked(planned: dict[str, Any], clock: str) -> dict[str, Any]:
@@ -352,14 +354,14 @@ def rows_of_document(document: Any) -> Any:
     return document if name is None else document[name]
 
 
-def of_then(now: Any, then: Any) -> Any:
+def with_fields_of(now: Any, then: Any) -> Any:
     """Return the current document with only the fields of the recorded one."""
     if isinstance(now, dict) and isinstance(then, list):
-        return of_then(rows_of_document(now), then)
+        return with_fields_of(rows_of_document(now), then)
     if isinstance(now, dict) and isinstance(then, dict):
-        return {name: of_then(value, then[name]) for name, value in now.items() if name in then}
+        return {name: with_fields_of(value, then[name]) for name, value in now.items() if name in then}
     if isinstance(now, list) and isinstance(then, list) and len(now) == len(then):
-        return [of_then(*pair) for pair in zip(now, then, strict=True)]
+        return [with_fields_of(*pair) for pair in zip(now, then, strict=True)]
     return now
 
 

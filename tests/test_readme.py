@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 DOCUMENTS = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 
-def text_of(name: str) -> str:
+def read_document(name: str) -> str:
     """Return the text of a document of the project."""
     return (ROOT / name).read_text(encoding="utf-8")
 
@@ -40,22 +40,22 @@ def blocks(text: str, language: str) -> list[str]:
     return [textwrap.dedent(block) for block in matched]
 
 
-def checks_of(invariants: Sequence[str]) -> dict[str, Any]:
+def checks_by_name(invariants: Sequence[str]) -> dict[str, Any]:
     """Return the checks of the summary model of these invariants, by name."""
     return {check.name: check for check in summary_model(tuple(invariants)).checks}
 
 
 def commands() -> list[str]:
     """Return the commands of the README, in order; blocks marked `sh` run longer than a test may."""
-    lines = [line for block in blocks(text_of("README.md"), "console") for line in block.splitlines()]
+    lines = [line for block in blocks(read_document("README.md"), "console") for line in block.splitlines()]
     return [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]
 
 
 def test_the_first_two_commands_come_first() -> None:
     """The README shows the demo and the tests before anything else."""
-    typed = re.findall(r"^(?:\$ )?(make \w+)$", text_of("README.md"), flags=re.MULTILINE)
+    typed = re.findall(r"^(?:\$ )?(make \w+)$", read_document("README.md"), flags=re.MULTILINE)
     assert typed[:2] == ["make demo", "make test"]
-    readme = text_of("README.md")
+    readme = read_document("README.md")
     assert readme.index("make test\n") < readme.index("\n## ")
 
 
@@ -150,38 +150,38 @@ def test_every_picture_is_used() -> None:
 
 def test_every_command_is_documented() -> None:
     """The page of the command line has a row for each command, and no others."""
-    rows = re.findall(r"^\| `(\w[\w-]*)[^`]*` \|", text_of("docs/command-line.md"), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w[\w-]*)[^`]*` \|", read_document("docs/command-line.md"), flags=re.MULTILINE)
     assert set(rows) == set(COMMANDS) - {"completion"}
 
 
 def test_every_invariant_is_documented() -> None:
     """Each family's page has a row per invariant in the words of the model's check; generations' in judging order."""
     for family in INVARIANT_FAMILIES:
-        descriptions = {str(name): check.description for name, check in checks_of(family.invariants).items()}
-        page = text_of(family.page)
+        descriptions = {str(name): check.description for name, check in checks_by_name(family.invariants).items()}
+        page = read_document(family.page)
         assert list(descriptions) == list(family.invariants)
         assert [
             name for name, description in descriptions.items() if f"\n| `{name}` | {description}" not in page
         ] == [], family.page
-    rows = re.findall(r"^\| `(\w+)` \|", text_of("docs/generations.md"), flags=re.MULTILINE)
+    rows = re.findall(r"^\| `(\w+)` \|", read_document("docs/generations.md"), flags=re.MULTILINE)
     assert [row for row in rows if row in GENERATION_INVARIANTS] == list(GENERATION_INVARIANTS)
 
 
 def test_every_table_is_documented() -> None:
     """The page of the model describes exactly the existing tables."""
-    rows = re.findall(r"^\| (`\w+\.\w+`(?:, `\w+\.\w+`)*) \|", text_of("docs/generations.md"), flags=re.MULTILINE)
+    rows = re.findall(r"^\| (`\w+\.\w+`(?:, `\w+\.\w+`)*) \|", read_document("docs/generations.md"), flags=re.MULTILINE)
     named = set(re.findall(r"\w+\.\w+", " ".join(rows)))
     assert named - {"KS.T_scylla_cdc_log"} == set(TABLES)
 
 
 def test_documented_settings_are_the_defaults() -> None:
     """The settings file on the operator's page equals the defaults."""
-    (block,) = blocks(text_of("docs/operating.md"), "toml")
+    (block,) = blocks(read_document("docs/operating.md"), "toml")
     assert tomllib.loads(block) == json.loads(json.dumps(asdict(Settings())))  # TOML and JSON have lists but no tuples
 
 
 def test_documented_node_can_join() -> None:
     """`bootstrap` accepts the node that the documents describe."""
-    (block,) = blocks(text_of("docs/command-line.md"), "json")
+    (block,) = blocks(read_document("docs/command-line.md"), "json")
     assert parse_join_request(block).num_tokens == 256
-    assert parse_join_request(text_of("docs/examples/node.json")).num_tokens == 256
+    assert parse_join_request(read_document("docs/examples/node.json")).num_tokens == 256

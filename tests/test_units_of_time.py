@@ -98,7 +98,7 @@ def conversions(path: Path, source: str) -> list[Found]:
     return numbers
 
 
-def checked(folder: Path, lines: str) -> list[str]:
+def rejected_lines(folder: Path, lines: str) -> list[str]:
     """Return the lines of `lines` that the type checker rejects, after an import of both units."""
     snippet = folder / "snippet.py"
     head = "from cdc_platform.clock import Clock, HOUR_MS, Microseconds, Milliseconds, SECOND_US\n"
@@ -194,7 +194,7 @@ def test_type_checker_refuses_mixed_units(tmp_path: Path) -> None:
         "by_time: dict[Milliseconds, str] = {ms: 'a'}",
         "ms > 0",
     ]
-    assert checked(tmp_path, "\n".join(refused + allowed) + "\n") == sorted(refused)
+    assert rejected_lines(tmp_path, "\n".join(refused + allowed) + "\n") == sorted(refused)
 
 
 def test_times_are_plain_numbers_at_run_time() -> None:

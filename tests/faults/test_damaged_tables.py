@@ -131,7 +131,7 @@ def check(home: Path, *options: str) -> Answer:
     return run("--home", home, "--clock", NOW, "check", "--json", *options)
 
 
-def damaged(home: Path, table: str, damage: str) -> None:
+def damage_table(home: Path, table: str, damage: str) -> None:
     """Damage a table of a home, or skip the test if the table does not have what this damage needs."""
     if not DAMAGES[damage](folder_of(home, table)):
         pytest.skip(f"{table} has nothing for {damage}")
@@ -151,7 +151,7 @@ def test_check_names_the_damaged_table_and_judges_the_others(
     home: Path, verdicts: dict[str, Any], table: str, damage: str
 ) -> None:
     """`check` exits with 1, names the damaged table, and judges everything that does not depend on it as before."""
-    damaged(home, table, damage)
+    damage_table(home, table, damage)
     answer = check(home)
     assert answer.exit_code == 1, answer.stderr
     assert_no_backtrace(answer)
@@ -175,7 +175,7 @@ def test_check_names_the_damaged_table_and_judges_the_others(
 @pytest.mark.parametrize(("table", "damage"), [case for case in CASES if case[1] in FOREIGN and ".." not in case[0]])
 def test_undoing_a_foreign_commit_leaves_a_sound_home(home: Path, table: str, damage: str) -> None:
     """`check --undo` removes any foreign commit, even from a table that cannot be opened; `check` then passes."""
-    damaged(home, table, damage)
+    damage_table(home, table, damage)
     newest = entries(folder_of(home, table))[-1]
     words = ("--undo", f"{table}@{int(newest.stem)}", "--reason", "it is none of ours")
     undone = run("--home", home, "--clock", NOW, "check", *words)
@@ -265,11 +265,11 @@ def test_no_command_crashes_over_a_damaged_table(
     healthy: Path, home: Path, tmp_path: Path, table: str, damage: str
 ) -> None:
     """Each command prints at most one error and exits with 0, 1 or 2; after 2 no table or file has changed."""
-    damaged(home, table, damage)
+    damage_table(home, table, damage)
     broken = home.rename(tmp_path / "broken")
     for command, line in ((name, each) for name, lines in COMMANDS.items() for each in lines):
         where = shutil.copytree(broken, tmp_path / "home")
-        answer = called(where, tmp_path, command, line, table)
+        answer = run_command(where, tmp_path, command, line, table)
         context = f"{command} {line}: {answer.exit_code} {answer.stderr}"
         assert answer.exit_code in (0, 1, 2), context
         assert sum(output_line.startswith("error: ") for output_line in answer.stderr.splitlines()) <= 1, context
@@ -291,7 +291,7 @@ def exports_of_tablets(folder: Path) -> Path:
     return exports
 
 
-def called(home: Path, folder: Path, command: str, line: str, table: str) -> Answer:
+def run_command(home: Path, folder: Path, command: str, line: str, table: str) -> Answer:
     """Run a command with its arguments on a home; its output files go into a new folder `out`."""
     shutil.rmtree(folder / "out", ignore_errors=True)
     (folder / "out").mkdir()

@@ -27,7 +27,7 @@ INGEST = ("ingest", "prod", "shop.t")
 LATE_TOO = (*INGEST, "--second-pass-after", "600")
 
 
-def done(home: Path, *command: str, at_us: Microseconds = MIDDLE_US) -> None:
+def run_to_end(home: Path, *command: str, at_us: Microseconds = MIDDLE_US) -> None:
     """Run a command and require that it succeeds."""
     answer = run("--home", home, "--clock", format_us(at_us), *command)
     assert answer.exit_code == 0, answer.stderr
@@ -41,14 +41,14 @@ def write(table: LiveTable, *times_us: int) -> None:
         table.log({"p": key}, at, [{"cdc$operation": 2, "k": 1, "v": key}])
 
 
-def nothing(standin: StandIn, table: LiveTable, home: Path) -> None:
+def unobserved(standin: StandIn, table: LiveTable, home: Path) -> None:
     """Prepare a cluster that was never observed, with rows on both sides of a switch."""
     write(table, FIRST_US + 1, SWITCH_US - 1, SWITCH_US, SWITCH_US + 1)
 
 
-def became_other(standin: StandIn, table: LiveTable, home: Path) -> None:
+def changed_since(standin: StandIn, table: LiveTable, home: Path) -> None:
     """Observe a cluster; then a node joins, another table gets a log, and a table's TTL changes."""
-    done(home, "observe", "prod")
+    run_to_end(home, "observe", "prod")
     at = Milliseconds(SWITCH_MS + 60_000)
     standin.world.cluster(nodes(3, tokens=3))
     standin.world.generation(at, time_uuid(at), description(time_uuid(at), nodes(4)))
@@ -56,17 +56,17 @@ def became_other(standin: StandIn, table: LiveTable, home: Path) -> None:
     standin.world.schema_changed()
 
 
-def half_read(standin: StandIn, table: LiveTable, home: Path) -> None:
+def partly_read(standin: StandIn, table: LiveTable, home: Path) -> None:
     """Ingest the first window; then write more rows, one of them late."""
     write(table, FIRST_US + 1)
-    done(home, *INGEST)
+    run_to_end(home, *INGEST)
     write(table, FIRST_US + 2, SWITCH_US + 1)
 
 
 def replicated(standin: StandIn, table: LiveTable, home: Path) -> None:
     """Ingest a table with `--current`; then change one of its rows and delete another."""
     write(table, FIRST_US + 1, FIRST_US + 2)
-    done(home, *INGEST, "--current")
+    run_to_end(home, *INGEST, "--current")
     write(table, SWITCH_US + 1)
     table.world.run(f"DELETE FROM shop.t USING TIMESTAMP {SWITCH_US + 2} WHERE p = 0 AND k = 1")
     table.log({"p": 0}, SWITCH_US + 2, [{"cdc$operation": 3, "k": 1}])
@@ -85,7 +85,7 @@ def passed_unread(standin: StandIn, table: LiveTable, home: Path) -> None:
         row = {"key": "cdc_local", "streams_timestamp": FIRST_MS, "uuid": time_uuid(FIRST_MS)}
         standin.world.put(f"node{node}.cdc_local", **row)
     write(table, FIRST_US + 1, FIRST_US + 2, SWITCH_US + 1)
-    done(home, *INGEST, "--current", at_us=PASSED_US)
+    run_to_end(home, *INGEST, "--current", at_us=PASSED_US)
     standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
     table.world.run(f"DELETE FROM shop.t USING TIMESTAMP {SWITCH_US + 2} WHERE p = 0 AND k = 1")
     table.log({"p": 0}, SWITCH_US + 2, [{"cdc$operation": 3, "k": 1}])
@@ -93,11 +93,11 @@ def passed_unread(standin: StandIn, table: LiveTable, home: Path) -> None:
 
 
 CASES: dict[str, tuple[Prepare, tuple[str, ...]]] = {
-    "observe": (nothing, ("observe", "prod")),
-    "observe: what became other": (became_other, ("observe", "prod")),
-    "ingest": (nothing, INGEST),
-    "ingest: late rows": (half_read, LATE_TOO),
-    "ingest --current": (nothing, (*INGEST, "--current")),
+    "observe": (unobserved, ("observe", "prod")),
+    "observe: what became other": (changed_since, ("observe", "prod")),
+    "ingest": (unobserved, INGEST),
+    "ingest: late rows": (partly_read, LATE_TOO),
+    "ingest --current": (unobserved, (*INGEST, "--current")),
     "ingest: a table that is kept": (replicated, INGEST),
     "ingest: a generation that the position has passed": (passed_unread, (*INGEST, "--second-pass-after", "0")),
     "ingest --recopy": (replicated, (*INGEST, "--recopy")),

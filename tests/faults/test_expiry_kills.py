@@ -61,7 +61,7 @@ def undisturbed(due: Path) -> dict[str, list[dict[str, object]]]:
 
 
 @pytest.mark.parametrize("point", failpoints.EXPIRY_POINTS)
-def test_a_killed_expiry_ends_where_it_would_have_ended(
+def test_killed_expiry_is_completed_by_the_next_run(
     point: str, due: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
     """After a kill readers see a whole generation or none; the next run leaves the same rows as an undisturbed one."""
@@ -81,7 +81,7 @@ def test_a_killed_expiry_ends_where_it_would_have_ended(
     assert expiry.read_unfinished_removals(lake) == []
 
 
-def test_two_expiries_at_once_come_out_as_one(
+def test_two_concurrent_expiries_leave_one_result(
     due: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
     """Two processes that remove one generation at once leave one result and raise no error."""

@@ -42,7 +42,7 @@ def files(tmp_path: Path) -> Path:
     return folder
 
 
-def leave(disk: Path, free: int) -> Path:
+def fill_disk(disk: Path, free: int) -> Path:
     """Fill the disk up to `free` bytes; return the file that fills it."""
     filler = disk / "filler"
     space = os.statvfs(disk)
@@ -58,7 +58,7 @@ def contents(home: Path) -> dict[str, list[dict[str, object]]]:
 
 
 @pytest.mark.parametrize("free", [0, 4096, 12 * 1024, 200 * 1024])
-def test_a_full_disk_is_one_line_and_changes_nothing(disk: Path, files: Path, free: int) -> None:
+def test_full_disk_is_reported_and_changes_nothing(disk: Path, files: Path, free: int) -> None:
     """On a full disk each command prints one line and changes nothing; with free space both succeed."""
     # Each command runs in its own process, so a line printed by a library's thread would show.
     home = disk / "home"
@@ -66,7 +66,7 @@ def test_a_full_disk_is_one_line_and_changes_nothing(disk: Path, files: Path, fr
     cdc_tables.add_cdc_table(Lake(home / "lake"), clock, "ks", "t", ttl_seconds=60)
     run("--home", home, "tables")
     before = contents(home)
-    filler = leave(disk, free)
+    filler = fill_disk(disk, free)
     program = [sys.executable, "-m", "cdc_platform", "--home", str(home)]
     for command in COMMANDS:
         words = [word.format(files=files) for word in command]
@@ -81,9 +81,9 @@ def test_a_full_disk_is_one_line_and_changes_nothing(disk: Path, files: Path, fr
         assert run("--home", home, *(word.format(files=files) for word in command)).exit_code == 0
 
 
-def test_a_home_that_cannot_be_made_is_one_line(disk: Path) -> None:
+def test_failed_creation_of_a_home_is_reported(disk: Path) -> None:
     """Failing to create a home on a full disk leaves nothing that blocks the next attempt."""
-    filler = leave(disk, 0)
+    filler = fill_disk(disk, 0)
     answer = run("--home", disk / "home", "tables", "add", "ks.t", "--ttl", "60")
     assert answer.exit_code == 2
     assert "; free some and run again" in answer.stderr
@@ -91,14 +91,14 @@ def test_a_home_that_cannot_be_made_is_one_line(disk: Path) -> None:
     assert run("--home", disk / "home", "tables", "add", "ks.t", "--ttl", "60").exit_code == 0
 
 
-def test_a_write_that_fills_the_disk_is_reported_alike(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_during_a_write_is_reported(disk: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the check of free space, the store's error is translated and the table stays unchanged."""
     lake = Lake(disk / "lake")
     cdc_tables.add_cdc_table(lake, Clock(Microseconds(TIME_MS * 1000)), "ks", "t", ttl_seconds=60)
     before = contents(disk)
     monkeypatch.setattr(write_check, "_assert_disk_space", lambda *_: None)
     for free in (0, 4096):
-        filler = leave(disk, free)
+        filler = fill_disk(disk, free)
         with pytest.raises(Unavailable, match=r"writing platform\.\w+: no space left on .*; free some and run again"):
             cdc_tables.alter_cdc_table(lake, Clock(Microseconds(TIME_MS * 1000 + 1)), "ks", "t", ttl_seconds=70)
         filler.unlink()

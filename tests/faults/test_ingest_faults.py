@@ -59,90 +59,90 @@ class Fault:
     runs: int = 0
 
 
-def _slow(standin: StandIn, log: LiveLog) -> None:
+def _wait(standin: StandIn, log: LiveLog) -> None:
     time.sleep(TIMEOUT_SECONDS + 0.5)
 
 
-def _an_error(code: int, standin: StandIn, log: LiveLog) -> None:
+def _inject_error(code: int, standin: StandIn, log: LiveLog) -> None:
     standin.proxy.faults.errors.append(code)
 
 
-def _node_goes(standin: StandIn, log: LiveLog) -> None:
+def _kill_node(standin: StandIn, log: LiveLog) -> None:
     standin.proxy.kill(1)
 
 
-def _node_comes(standin: StandIn, log: LiveLog) -> None:
+def _start_node(standin: StandIn, log: LiveLog) -> None:
     standin.proxy.faults.down.clear()
 
 
-def _node_goes_and_comes(standin: StandIn, log: LiveLog) -> None:
-    _node_goes(standin, log)
+def _restart_node(standin: StandIn, log: LiveLog) -> None:
+    _kill_node(standin, log)
     time.sleep(0.5)
-    _node_comes(standin, log)
+    _start_node(standin, log)
 
 
-def _restarts(seconds: float, standin: StandIn, log: LiveLog) -> None:
+def _restart_cluster(seconds: float, standin: StandIn, log: LiveLog) -> None:
     standin.proxy.restart(seconds)
 
 
-def _clock_jumps(seconds: int, standin: StandIn, log: LiveLog) -> None:
+def _jump_clock(seconds: int, standin: StandIn, log: LiveLog) -> None:
     standin.proxy.faults.clock_offset_ms = dict.fromkeys(range(3), seconds * 1_000)
 
 
-def _cdc(on: bool, standin: StandIn, log: LiveLog) -> None:
+def _set_cdc(on: bool, standin: StandIn, log: LiveLog) -> None:
     standin.world.cdc_options("shop", "t", enabled=str(on).lower(), ttl="0")
     standin.world.schema_changed()
 
 
-def _cdc_off_and_on(standin: StandIn, log: LiveLog) -> None:
-    _cdc(False, standin, log)
-    _cdc(True, standin, log)
+def _toggle_cdc(standin: StandIn, log: LiveLog) -> None:
+    _set_cdc(False, standin, log)
+    _set_cdc(True, standin, log)
 
 
-def _ttl(seconds: int, standin: StandIn, log: LiveLog) -> None:
+def _set_ttl(seconds: int, standin: StandIn, log: LiveLog) -> None:
     standin.world.cdc_options("shop", "t", ttl=str(seconds))
     standin.world.schema_changed()
 
 
-def _a_column_comes(standin: StandIn, log: LiveLog) -> None:
+def _add_column(standin: StandIn, log: LiveLog) -> None:
     standin.world.run("ALTER TABLE shop.t ADD w int")
     standin.world.run(f'ALTER TABLE {LOG} ADD (w int, "cdc$deleted_w" boolean)')
     standin.world.made(log.schema, FIRST_MS)
     standin.world.schema_changed()
 
 
-def _a_column_goes(standin: StandIn, log: LiveLog) -> None:
+def _drop_column(standin: StandIn, log: LiveLog) -> None:
     standin.world.run("ALTER TABLE shop.t DROP v")
     standin.world.run(f'ALTER TABLE {LOG} DROP (v, "cdc$deleted_v")')
     standin.world.made(log.schema, FIRST_MS)
     standin.world.schema_changed()
 
 
-def _a_generation_comes(standin: StandIn, log: LiveLog) -> None:
+def _add_generation(standin: StandIn, log: LiveLog) -> None:
     third = Milliseconds(SWITCH_MS + 7_200_000)
     standin.world.generation(third, time_uuid(third), description(time_uuid(third)))
 
 
 FAULTS = [
-    Fault("a page that comes after its time is over", _slow),
-    Fault("an overload behind some pages", partial(_an_error, OVERLOADED), (3, 9, 20)),
-    Fault("a time-out behind some pages", partial(_an_error, READ_TIMEOUT), (4, 8, 12)),
-    Fault("a node that goes", _node_goes),
-    Fault("a node that goes and comes back", _node_goes_and_comes),
-    Fault("a cluster that is started anew", partial(_restarts, 0.2), runs=2),
-    Fault("a cluster that is away for seconds", partial(_restarts, 3.0), runs=5),
-    Fault("clocks that jump ahead", partial(_clock_jumps, 86_400)),
-    Fault("clocks that jump back", partial(_clock_jumps, -86_400)),
-    Fault("CDC that is turned off", partial(_cdc, False)),
-    Fault("CDC that is turned off and on", _cdc_off_and_on),
-    Fault("a TTL that is given", partial(_ttl, 10_000_000)),
-    Fault("a column that comes", _a_column_comes),
-    Fault("a column that goes", _a_column_goes),
-    Fault("a generation that comes", _a_generation_comes),
+    Fault("a page that comes after its time is over", _wait),
+    Fault("an overload behind some pages", partial(_inject_error, OVERLOADED), (3, 9, 20)),
+    Fault("a time-out behind some pages", partial(_inject_error, READ_TIMEOUT), (4, 8, 12)),
+    Fault("a node that goes", _kill_node),
+    Fault("a node that goes and comes back", _restart_node),
+    Fault("a cluster that is started anew", partial(_restart_cluster, 0.2), runs=2),
+    Fault("a cluster that is away for seconds", partial(_restart_cluster, 3.0), runs=5),
+    Fault("clocks that jump ahead", partial(_jump_clock, 86_400)),
+    Fault("clocks that jump back", partial(_jump_clock, -86_400)),
+    Fault("CDC that is turned off", partial(_set_cdc, False)),
+    Fault("CDC that is turned off and on", _toggle_cdc),
+    Fault("a TTL that is given", partial(_set_ttl, 10_000_000)),
+    Fault("a column that comes", _add_column),
+    Fault("a column that goes", _drop_column),
+    Fault("a generation that comes", _add_generation),
 ]
 
 
-def _runs(cluster: ScyllaCluster, workers: TaskRunner) -> int:
+def _ingest_until_done(cluster: ScyllaCluster, workers: TaskRunner) -> int:
     """Ingest until a run succeeds, as a schedule does; return how many runs gave up, each with a one-line error."""
     for attempts in range(RUNS):
         try:
@@ -167,7 +167,7 @@ def test_fault_in_the_middle_of_a_window(
     log.write([SWITCH_US + index for index in range(ROWS)])
     standin.proxy.faults.pages_asked = 0
     standin.proxy.faults.meanwhile = {page: partial(fault.happens, standin, log) for page in fault.at}
-    assert _runs(paged, workers) <= fault.runs
+    assert _ingest_until_done(paged, workers) <= fault.runs
     assert not standin.proxy.faults.meanwhile
     standin.proxy.faults.clock_offset_ms.clear()
     bring(paged, workers)
@@ -175,7 +175,7 @@ def test_fault_in_the_middle_of_a_window(
     assert standin.proxy.refused == []
 
 
-def _clocks(standin: StandIn, times_us: dict[int, int]) -> None:
+def _set_clocks(standin: StandIn, times_us: dict[int, int]) -> None:
     """Let nodes report these times (µs) from now on."""
     standin.proxy.faults.clock_offset_ms = {
         node: ms_from_us(Microseconds(us)) - Clock().now_ms() for node, us in times_us.items()
@@ -196,7 +196,7 @@ def test_a_clock_that_jumps_loses_no_row(
     for index, seconds in enumerate(JUMPS):
         now = Microseconds(now + MINUTE_US)
         off = now + seconds * SECOND_US
-        _clocks(standin, {0: now, 1: off if whose == "a node's" else now, 2: now})
+        _set_clocks(standin, {0: now, 1: off if whose == "a node's" else now, 2: now})
         # One row was written a while ago and becomes visible only now; the other is as new as possible.
         log.write([now - 25 * SECOND_US, now - index])
         done = bring(cluster, workers, now if whose == "a node's" else off)
@@ -237,10 +237,10 @@ def test_cdc_that_was_off_leaves_a_reported_gap(
     """Rows from before and after CDC was off arrive once, and the gap is reported in one line."""
     log.write([FIRST_US + 1])
     bring(cluster, workers, FIRST_US + MINUTE_US)
-    _cdc(False, standin, log)
+    _set_cdc(False, standin, log)
     log.write([FIRST_US + 70 * SECOND_US])
     bring(cluster, workers, FIRST_US + 120 * SECOND_US)
-    _cdc(True, standin, log)
+    _set_cdc(True, standin, log)
     log.write([SWITCH_US + 1])
     bring(cluster, workers)
     assert_each_once(cluster, log)
@@ -257,7 +257,7 @@ def test_a_log_that_is_dropped_and_recreated_in_the_middle(
     log.write([FIRST_US + index for index in range(ROWS)])
     bring(paged, workers, FIRST_US + 31 * SECOND_US)
     first_rows = log.written.copy()
-    log.write([SWITCH_US - 1 - place for place in range(ROWS)])
+    log.write([SWITCH_US - 1 - index for index in range(ROWS)])
 
     def drop() -> None:
         for table in (LOG, "shop.t"):
@@ -271,7 +271,7 @@ def test_a_log_that_is_dropped_and_recreated_in_the_middle(
     assert keys_of(rows_in(paged, log)) == sorted(key for rows in first_rows for key in keys_of(rows))
     standin.world.logged_table(log.schema, SWITCH_MS)
     log.written[:] = first_rows
-    rows = log.write([SWITCH_US + place for place in range(ROWS)])
+    rows = log.write([SWITCH_US + index for index in range(ROWS)])
     messages: list[str] = []
     bring(paged, workers, told=messages)
     assert [line for line in messages if "recreated" in line]

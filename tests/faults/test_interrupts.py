@@ -54,7 +54,7 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "home"
 
 
-def started(home: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
+def start_command(home: Path, *command: str, **environment: str) -> subprocess.Popen[str]:
     """Start a command in its own session, as a terminal does."""
     return subprocess.Popen(
         [sys.executable, "-m", "cdc_platform", "--home", str(home), *command],
@@ -67,7 +67,7 @@ def started(home: Path, *command: str, **environment: str) -> subprocess.Popen[s
     )
 
 
-def left_in(session: int) -> list[str]:
+def list_processes(session: int) -> list[str]:
     """Return the command lines of the running processes of a session."""
     lines = []
     for status in Path("/proc").glob("[0-9]*/stat"):
@@ -82,11 +82,11 @@ def assert_interrupted(process: subprocess.Popen[str]) -> None:
     """Assert that the process printed one line, exited with 130 and left no Java process in its session."""
     output, errors = process.communicate(timeout=120)
     assert (process.returncode, output, errors) == (130, "", "error: interrupted\n")
-    java = [line for line in left_in(process.pid) if "java" in line]
+    java = [line for line in list_processes(process.pid) if "java" in line]
     assert java == []
 
 
-def interruptible(folder: Path) -> dict[str, str]:
+def interrupting_environment(folder: Path) -> dict[str, str]:
     """Return the environment of a process that interrupts itself."""
     (folder / "sitecustomize.py").write_text(ASKS, encoding="utf-8")
     inherited = os.environ.get("PYTHONPATH")
@@ -98,8 +98,8 @@ def interruptible(folder: Path) -> dict[str, str]:
 def test_an_import_can_be_interrupted(command: tuple[str, ...], home: Path, tmp_path: Path) -> None:
     """Ctrl-C during an import ends the command, from the program's first import on."""
     # The first half second of a command consists of imports.
-    environment = interruptible(tmp_path)
-    whole = started(home, *command, IMPORTS=str(tmp_path / "imports"), **environment)
+    environment = interrupting_environment(tmp_path)
+    whole = start_command(home, *command, IMPORTS=str(tmp_path / "imports"), **environment)
     whole.communicate(timeout=120)
     assert whole.returncode == 0
     names = (tmp_path / "imports").read_text(encoding="utf-8").splitlines()
@@ -107,7 +107,7 @@ def test_an_import_can_be_interrupted(command: tuple[str, ...], home: Path, tmp_
     assert count > 100
     numbers = list(range(count)) if KILLS == "all" else random.Random(SEED).sample(range(count), int(KILLS or 5))
     for number in sorted(numbers):
-        process = started(home, *command, INTERRUPT_AT=str(number), **environment)
+        process = start_command(home, *command, INTERRUPT_AT=str(number), **environment)
         output, errors = process.communicate(timeout=120)
         heard = (process.returncode, errors) == (130, "error: interrupted\n")
         # Libraries swallow any exception of an optional import; the command then runs to its end.
@@ -154,7 +154,7 @@ def command_lines(pid: int) -> list[str]:
 @pytest.mark.parametrize("reached", [has_child, has_java, has_jvm, has_many_threads, has_worker])
 def test_no_jvm_is_left_behind(reached: Callable[[int], bool], home: Path) -> None:
     """Ctrl-C at every stage of the start and during a query leaves no JVM; the first stages last only a moment."""
-    process = started(home, *QUERY)
+    process = start_command(home, *QUERY)
     deadline = time.monotonic() + 120
     while not reached(process.pid):
         assert process.poll() is None, process.communicate()
@@ -167,12 +167,12 @@ def test_no_jvm_is_left_behind(reached: Callable[[int], bool], home: Path) -> No
 @pytest.mark.long("the start of a JVM of its own")
 def test_an_uninterrupted_command_ends_normally(home: Path) -> None:
     """An uninterrupted command prints its result, and its JVM exits by itself."""
-    process = started(home, *QUERY, "--json")
+    process = start_command(home, *QUERY, "--json")
     output, errors = process.communicate(timeout=300)
     assert (process.returncode, errors) == (0, "")
     assert len(json.loads(output)["rows"]) == 1
     deadline = time.monotonic() + 60
-    while left_in(process.pid):
+    while list_processes(process.pid):
         assert time.monotonic() < deadline
 
 

@@ -59,7 +59,7 @@ def undisturbed(waiting: Path, nursery: Nursery) -> dict[str, list[dict[str, obj
 
 
 @pytest.mark.parametrize("point", failpoints.JOIN_POINTS)
-def test_a_killed_join_ends_where_it_would_have_ended(
+def test_killed_join_is_completed_by_the_next_start(
     point: str, waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
     """A join killed at any failpoint and started again leaves the same bytes in every table and one timestamp."""
@@ -87,9 +87,9 @@ def test_no_generation_is_published_before_an_earlier_one(
     lake = Lake(home / "lake")
 
     def assert_oldest_first() -> None:
-        known = sorted(lake.read(GENERATIONS)["time"].to_pylist())
+        times = sorted(lake.read(GENERATIONS)["time"].to_pylist())
         published = sorted(lake.read(GENERATION_TIMESTAMPS)["time"].to_pylist())
-        assert published == known[: len(published)]
+        assert published == times[: len(published)]
 
     killed = [*command(home, waiting / "node2.json", "--clock", "2026-01-01T03:00:00Z"), "--run"]
     assert nursery.run(*killed, kill_at=point).exit_code == -signal.SIGKILL
@@ -107,7 +107,7 @@ def test_no_generation_is_published_before_an_earlier_one(
 
 
 @pytest.mark.spark
-def test_a_join_killed_while_it_writes_the_streams_ends_where_it_would_have_ended(
+def test_join_killed_while_writing_streams_is_completed(
     waiting: Path, undisturbed: dict[str, list[dict[str, object]]], nursery: Nursery
 ) -> None:
     """Killing a join with uncommitted data files leaves the table unchanged; the next start needs no Spark."""

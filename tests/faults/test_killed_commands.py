@@ -65,7 +65,7 @@ for hour in hourly.list_due_hours(lake, clock, 10):
 """
 
 
-def done(home: Path, *command: str, clock: str = "2026-01-01T00:00:00Z") -> None:
+def run_to_end(home: Path, *command: str, clock: str = "2026-01-01T00:00:00Z") -> None:
     """Run a command and require that it succeeds."""
     answer = run("--home", home, "--clock", clock, *command)
     assert answer.exit_code == 0, answer.stderr
@@ -79,7 +79,7 @@ def node(home: Path) -> None:
 def queued(home: Path) -> None:
     """Queue a node to join, with deterministic IDs."""
     node(home)
-    done(home, "bootstrap", str(home.parent / "node.json"))
+    run_to_end(home, "bootstrap", str(home.parent / "node.json"))
     lake = Lake(home / "lake")
     (event,) = inbox.read_pending_events(lake)
     (home.parent / "event").write_text(event.event_id, encoding="utf-8")
@@ -97,7 +97,7 @@ def ring(home: Path) -> None:
     """Import a ring, and export one in which a node has left and another has joined."""
     nodes = [SNAPSHOT[0] | {"host_id": JOINING, "tokens": [5]}, SNAPSHOT[1] | {"rack": "other"}]
     exports(home, ring=json.dumps(nodes))
-    done(home, "import", str(home.parent / "exports"))
+    run_to_end(home, "import", str(home.parent / "exports"))
     exports(home, ring=json.dumps(SNAPSHOT))
 
 
@@ -115,7 +115,7 @@ def unordered(home: Path) -> None:
     """Import streams whose order is unknown, then write exports with their descriptions."""
     texts = two_generations()
     exports(home, streams=texts["streams"], timestamps=texts["timestamps"])
-    done(home, "import", str(home.parent / "exports"))
+    run_to_end(home, "import", str(home.parent / "exports"))
     exports(home, **texts)
 
 
@@ -127,7 +127,7 @@ def first_format(home: Path) -> None:
 
 def tablets_of(home: Path) -> None:
     """Write an export of two stream sets."""
-    done(home, "tables", "add", "ks.t", "--ttl", "60")
+    run_to_end(home, "tables", "add", "ks.t", "--ttl", "60")
     one, other = (f"{number:016x}{1:016x}" for number in (2**62, 2**63 - 1))
     third = f"{2**63 - 1:016x}{(1 << 26) + 1:016x}"
     rows = [(TIME_MS, 0, one), (TIME_MS, 0, other), (TIME_MS, 2, one), (TIME_MS, 2, other)]
@@ -138,14 +138,14 @@ def tablets_of(home: Path) -> None:
 def damaged(home: Path) -> None:
     """Generate a generation and delete its data files in two tables; its published streams stay."""
     node(home)
-    done(home, "bootstrap", str(home.parent / "node.json"), "--run")
+    run_to_end(home, "bootstrap", str(home.parent / "node.json"), "--run")
     lose(home, TOPOLOGY_DESCRIPTIONS, GENERATION_DESCRIPTIONS_V2)
 
 
 def imported_and_damaged(home: Path) -> None:
     """Import two generations and delete their data files in two tables."""
     exports(home, **two_generations())
-    done(home, "import", str(home.parent / "exports"))
+    run_to_end(home, "import", str(home.parent / "exports"))
     lose(home, GENERATION_DESCRIPTIONS_V2, GENERATION_TIMESTAMPS)
 
 
@@ -187,9 +187,9 @@ def with_tablets(*counts: int) -> Any:
     """Return a function that creates a table and splits its tablets once per further count."""
 
     def prepare(home: Path) -> None:
-        done(home, "tablets", "create", "ks.t", "--count", str(counts[0]))
+        run_to_end(home, "tablets", "create", "ks.t", "--count", str(counts[0]))
         for hour, count in enumerate(counts[1:], 1):
-            done(home, "tablets", "split", "ks.t", "--count", str(count), clock=f"2026-01-01T0{hour}:00:00Z")
+            run_to_end(home, "tablets", "split", "ks.t", "--count", str(count), clock=f"2026-01-01T0{hour}:00:00Z")
         (home.parent / "ends.json").write_text(json.dumps([0, 2**62, 2**63 - 1]), encoding="utf-8")
 
     return prepare
@@ -197,8 +197,8 @@ def with_tablets(*counts: int) -> Any:
 
 def without_tablets(home: Path) -> None:
     """Create two tables with logs."""
-    done(home, "tables", "add", "ks.t", "--ttl", "60")
-    done(home, "tables", "add", "ks.other", "--ttl", "60")
+    run_to_end(home, "tables", "add", "ks.t", "--ttl", "60")
+    run_to_end(home, "tables", "add", "ks.other", "--ttl", "60")
 
 
 def with_consumer(home: Path) -> None:
@@ -212,7 +212,7 @@ def long_used(home: Path) -> None:
     """Create two tables with old files: some belong to no commit, others to replaced commits."""
     without_tablets(home)
     for ttl in ("5", "6"):
-        done(home, "tables", "alter", "ks.t", "--ttl", ttl, clock=f"2026-01-0{ttl}T00:00:00Z")
+        run_to_end(home, "tables", "alter", "ks.t", "--ttl", ttl, clock=f"2026-01-0{ttl}T00:00:00Z")
     for table in (CDC_TABLES, CDC_TABLE_CHANGES):
         folder = home / "lake" / table.keyspace / table.name
         for number in range(3):

@@ -26,7 +26,7 @@ LATE = "2026-01-31T15:01:00Z"
 """A time later than all writes of these tests."""
 
 
-def at_kept_logs(folder: Path) -> Path:
+def home_with_scripts(folder: Path) -> Path:
     """Create a home with two generations and a CDC-enabled table, and eight scripts beside it."""
     home = home_with_log(folder)
     for number in EIGHT:
@@ -42,23 +42,23 @@ def test_rows_are_consumed_once(nursery: Nursery, tmp_path: Path) -> None:
     write(lake, [Microseconds(START_US + number * HOUR_US // 8) for number in range(12)])
     alone = tmp_path / "alone"
     shutil.copytree(home, alone)
-    due = run("--home", alone, "--clock", late, "consume", "ks.t", "--name", "audit", "--json").json
+    expected = run("--home", alone, "--clock", late, "consume", "ks.t", "--name", "audit", "--json").json
     results = race(nursery, home, [("consume", "ks.t", "--name", "audit", "--json")] * 8, late)
     assert any(result.exit_code == 0 for result in results), results
     assert all("another process reads" in result.stderr for result in results if result.exit_code)
     counted = [json.loads(result.stdout)["rows"] for result in results if result.exit_code == 0]
-    assert 0 < sum(counted) <= due["rows"]
+    assert 0 < sum(counted) <= expected["rows"]
     do(home, "consume", "ks.t", "--name", "audit", clock=late)  # read windows that a refused run has missed
     sink = reader.sink_table(read_table_schema(lake, "ks", "t"), "audit")
     order = [(name, "ascending") for name in sink.keys]
     assert lake.read(sink).sort_by(order) == Lake(alone / "lake").read(sink).sort_by(order)
     (consumer,) = consumers.read_consumers(lake)
-    assert format_us(consumer.position_us) == due["position"]
+    assert format_us(consumer.position_us) == expected["position"]
 
 
 def test_scripts_are_applied_whole(nursery: Nursery, tmp_path: Path) -> None:
     """Eight scripts that write different rows are each applied exactly once, in any order."""
-    home, lake = at_kept_logs(tmp_path), Lake(tmp_path / "home" / "lake")
+    home, lake = home_with_scripts(tmp_path), Lake(tmp_path / "home" / "lake")
     commands: list[Command] = [("cql", "run", f"{tmp_path}/write{number}.cql", "--apply") for number in EIGHT]
     results = race(nursery, home, commands, "2026-01-31T12:10:00Z")
     assert [result.exit_code for result in results] == [0] * 8, results
@@ -114,7 +114,7 @@ def test_batches_are_appended_in_some_order(nursery: Nursery, tmp_path: Path) ->
 
 def test_a_column_is_added_by_one_script(nursery: Nursery, tmp_path: Path) -> None:
     """One of eight scripts adds the column; the others find that it exists."""
-    home, lake = at_kept_logs(tmp_path), Lake(tmp_path / "home" / "lake")
+    home, lake = home_with_scripts(tmp_path), Lake(tmp_path / "home" / "lake")
     commands: list[Command] = [("cql", "run", f"{tmp_path}/alter{number}.cql", "--apply") for number in EIGHT]
     results = race(nursery, home, commands, "2026-01-31T12:10:00Z")
     after = "added" in {column.name for column in read_table_schema(lake, "ks", "t").columns}
@@ -122,7 +122,7 @@ def test_a_column_is_added_by_one_script(nursery: Nursery, tmp_path: Path) -> No
     assert [change.what for change in cdc_tables.read_table_changes(lake)].count("altered") == 1
 
 
-def test_repairs_at_once_are_one(nursery: Nursery, tmp_path: Path) -> None:
+def test_concurrent_repairs_queue_one_generation(nursery: Nursery, tmp_path: Path) -> None:
     """Eight concurrent repairs queue one generation, and each reports its ID."""
     home = tmp_path / "home"
     (tmp_path / "ring.json").write_text(json.dumps(SNAPSHOT), encoding="utf-8")

@@ -100,7 +100,7 @@ DOORS = {
 }
 
 
-def hollow(folder: Path) -> Path:
+def write_sparse_file(folder: Path) -> Path:
     """Create a sparse file of a terabyte of zeros."""
     path = folder / "huge"
     path.touch(mode=0o600)
@@ -108,7 +108,7 @@ def hollow(folder: Path) -> Path:
     return path
 
 
-def of_text(text: str) -> Callable[[Path], Path]:
+def text_file(text: str) -> Callable[[Path], Path]:
     """Return a function that writes a file with this text."""
 
     def write(folder: Path) -> Path:
@@ -120,7 +120,7 @@ def of_text(text: str) -> Callable[[Path], Path]:
     return write
 
 
-def deep(form: str, levels: int) -> str:
+def nested_text(form: str, levels: int) -> str:
     """Return `levels` nested levels in the format that the command reads."""
     around = {
         "json": ("", "[", "1", "]", ""),
@@ -184,7 +184,7 @@ def assert_refused(process_result: Left) -> None:
 @pytest.mark.parametrize("name", DOORS)
 def test_oversized_input_is_refused(home: Path, tmp_path: Path, name: str) -> None:
     """The command stops reading a file of a terabyte at the limit."""
-    process_result = process(home, hollow(tmp_path), DOORS[name])
+    process_result = process(home, write_sparse_file(tmp_path), DOORS[name])
     assert_refused(process_result)
     assert "more than" in process_result.stderr
 
@@ -262,16 +262,18 @@ def test_files_of_users_are_read_by_one_function() -> None:
                 opens = name == "open" and any(mode in text for mode in ("'rb'", "'r'", "O_RDONLY"))
                 if opens or name in ("read_text", "read_bytes"):
                     calls.setdefault(str(path.relative_to(ROOT / "cdc_platform")), []).append(call.lineno)
-    known = {name: [prefix for prefix in OWN_FILES if name == prefix or name.startswith(prefix)] for name in calls}
-    assert {name: calls[name] for name, reasons in known.items() if not reasons} == {}
-    assert set(OWN_FILES) - {prefix for reasons in known.values() for prefix in reasons} == set()
+    reasons_by_file = {
+        name: [prefix for prefix in OWN_FILES if name == prefix or name.startswith(prefix)] for name in calls
+    }
+    assert {name: calls[name] for name, reasons in reasons_by_file.items() if not reasons} == {}
+    assert set(OWN_FILES) - {prefix for reasons in reasons_by_file.values() for prefix in reasons} == set()
 
 
 @A_DOOR
 @pytest.mark.parametrize("name", DOORS)
 def test_deeply_nested_input_is_refused(home: Path, tmp_path: Path, name: str) -> None:
     """Input nested far deeper than Python's limit is refused."""
-    process_result = process(home, of_text(deep(DOORS[name].reads, 100_000))(tmp_path), DOORS[name])
+    process_result = process(home, text_file(nested_text(DOORS[name].reads, 100_000))(tmp_path), DOORS[name])
     assert_refused(process_result)
     assert DOORS[name].reads not in ("json", "values") or "nested" in process_result.stderr
 
@@ -280,8 +282,8 @@ def test_deeply_nested_input_is_refused(home: Path, tmp_path: Path, name: str) -
 @pytest.mark.parametrize("name", [name for name, door in DOORS.items() if door.reads in ("json", "values", "cql")])
 def test_input_just_below_the_nesting_limit_is_refused(home: Path, tmp_path: Path, name: str, levels: int) -> None:
     """Input just below Python's nesting limit is refused, because printing it would fail."""
-    door, text = DOORS[name], deep(DOORS[name].reads, levels)
-    arguments = prepared(home, of_text(text)(tmp_path), door)
+    door, text = DOORS[name], nested_text(DOORS[name].reads, levels)
+    arguments = prepared(home, text_file(text)(tmp_path), door)
     answer = run("--home", home, *arguments, stdin=text if door.by_stream else None)
     assert (answer.exit_code, answer.stderr.count("\n")) == (2, 1), answer.stderr[:2_000]
     assert door.reads == "cql" or "nested" in answer.stderr
@@ -292,4 +294,4 @@ def test_input_just_below_the_nesting_limit_is_refused(home: Path, tmp_path: Pat
 def test_largest_legal_input_takes_bounded_memory(home: Path, tmp_path: Path, name: str) -> None:
     """Empty lists up to the size limit need the most memory; `test_sizes` has the figure for a row of exports."""
     lists = "[" + "[]," * 21_000_000 + "[]]"
-    assert_refused(process(home, of_text(lists)(tmp_path), DOORS[name]))
+    assert_refused(process(home, text_file(lists)(tmp_path), DOORS[name]))

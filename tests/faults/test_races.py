@@ -61,7 +61,7 @@ def test_a_queued_node_can_join(nursery: Nursery, tmp_path: Path, wanted: list[d
     assert len({event.created_at_us for event in events}) == len(events)
 
 
-def test_drawn_tokens_are_owned_once(nursery: Nursery, tmp_path: Path) -> None:
+def test_random_tokens_are_unique(nursery: Nursery, tmp_path: Path) -> None:
     """Eight nodes that draw their tokens at once all join one ring."""
     commands: list[Command] = []
     for number in EIGHT:
@@ -267,7 +267,7 @@ def test_imports_that_contradict_each_other(nursery: Nursery, tmp_path: Path, ki
     assert explained(rule, None, commands, results, alone.index(stored))
 
 
-def test_removals_at_once_are_one(nursery: Nursery, tmp_path: Path) -> None:
+def test_concurrent_removals_leave_one_result(nursery: Nursery, tmp_path: Path) -> None:
     """Eight concurrent expiries leave the same result as one, and all succeed."""
     home, now = import_generations(tmp_path), iso(TIMES_MS[2] + DAY_MS // 2)
     add_table(Lake(home / "lake"), 23 * 1800)
@@ -307,7 +307,7 @@ def test_maintenance_of_files_disturbs_no_reader(nursery: Nursery, tmp_path: Pat
 
 
 @pytest.mark.parametrize("answered", [1, 3])
-def test_a_switch_is_decided_once(nursery: Nursery, tmp_path: Path, answered: int) -> None:
+def test_switch_is_decided_once(nursery: Nursery, tmp_path: Path, answered: int) -> None:
     """After the deadline the recorded answers decide between commit and abort, whichever command runs first."""
     home = open_home_location(tmp_path / "home")
     lake = Lake(home.lake)
@@ -320,9 +320,9 @@ def test_a_switch_is_decided_once(nursery: Nursery, tmp_path: Path, answered: in
     results = race(nursery, home.path, commands, format_ms(Milliseconds(NOON_MS + 30_000)))
 
     def rule(phase: str, command: Command) -> tuple[str, bool]:
-        due = "committed" if answered == 3 else "aborted"
-        is_accepted = command[1] == {"committed": "commit", "aborted": "abort"}[due]
-        return (due, True) if is_accepted else (phase, False)
+        decision = "committed" if answered == 3 else "aborted"
+        is_accepted = command[1] == {"committed": "commit", "aborted": "abort"}[decision]
+        return (decision, True) if is_accepted else (phase, False)
 
     assert explained(rule, "preparing", commands, results, str(switches.find_switch(lake, id_).phase))
 

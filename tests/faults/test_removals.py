@@ -146,7 +146,7 @@ WITHOUT_SITE = ("switch commit", "switch abort", "job plan_expiry", "expire --dr
 """Operations that cannot be undone or that preview a removal, and remove nothing themselves."""
 
 
-def removing(node: ast.AST) -> bool:
+def is_removal(node: ast.AST) -> bool:
     """Return True if a node of the syntax tree removes something."""
     if isinstance(node, ast.Constant):
         return isinstance(node.value, str) and STATEMENT.match(node.value) is not None
@@ -159,14 +159,14 @@ def removing(node: ast.AST) -> bool:
     return name in REMOVING or (name == "transact" and "whole" in arguments)
 
 
-def sites() -> set[str]:
+def find_removal_sites() -> set[str]:
     """Return every function of the product that removes something, by module and name."""
 
     def inside(node: ast.AST, name: str) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):
             named = isinstance(child, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
             below = f"{name}.{child.name}".lstrip(".") if named else name
-            if removing(child):
+            if is_removal(child):
                 yield below
             yield from inside(child, below)
 
@@ -180,7 +180,7 @@ def sites() -> set[str]:
 
 def test_every_removal_site_is_listed() -> None:
     """Each removal in the code is listed in `SITES`, and each operation belongs to a site."""
-    assert sites() == set(SITES)
+    assert find_removal_sites() == set(SITES)
     tried = {name for reason in SITES.values() if isinstance(reason, tuple) for name in reason}
     assert tried | set(WITHOUT_SITE) == {*OPERATIONS, *FILES}
 
@@ -205,7 +205,7 @@ class Operation:
     changes: tuple[str, ...] = tuple(foreign.CHANGES)
 
 
-def command(*words: str, at: str) -> Run:
+def command_at(*words: str, at: str) -> Run:
     """Return a function that runs a command at a time."""
 
     def execute(home: Path) -> str | None:
@@ -219,7 +219,7 @@ def command(*words: str, at: str) -> Run:
     return execute
 
 
-def job(name: str, at: str, partition: str | None = None) -> Run:
+def job_at(name: str, at: str, partition: str | None = None) -> Run:
     """Return a function that runs a Dagster job at a time."""
 
     def execute(home: Path) -> str | None:
@@ -256,7 +256,7 @@ NOW = iso(NOW_MS)
 
 
 def expiring(home: Path) -> None:
-    """Create generations of which three may be removed, with rows in each table that could retain them and does not."""
+    """Create four generations; three may be removed, though each table that could retain them has rows."""
     import_generations(home.parent)
     lake = Lake(home / "lake")
     add_table(lake, 3600)
@@ -273,7 +273,7 @@ def expiring(home: Path) -> None:
     assert mark(lake, Milliseconds(NOW_MS - GRACE_MS)) == 3
 
 
-def expired(home: Path) -> None:
+def after_expiry(home: Path) -> None:
     """Create the same home after the removal."""
     expiring(home)
     assert run("--home", home, "--clock", NOW, "expire").exit_code == 0
@@ -281,8 +281,8 @@ def expired(home: Path) -> None:
 
 def tablets(home: Path) -> None:
     """Create a table with two removable stream sets, and a consumer that has read them."""
-    for hour, (what, count) in enumerate((("create", 2), ("split", 4), ("split", 8))):
-        words = ("tablets", what, "ks.t", "--count", str(count))
+    for hour, (change, count) in enumerate((("create", 2), ("split", 4), ("split", 8))):
+        words = ("tablets", change, "ks.t", "--count", str(count))
         answer = run("--home", home, "--clock", iso(Milliseconds(START_MS + hour * HOUR_MS)), *words)
         assert answer.exit_code == 0, answer.stderr
     consumers.register_consumer(
@@ -296,7 +296,7 @@ def dropped(home: Path) -> None:
     cdc_tables.drop_cdc_table(Lake(home / "lake"), Clock(us_from_ms(NOW_MS)), "ks", "t")
 
 
-def read_by_somebody(home: Path) -> None:
+def skipped_by_consumer(home: Path) -> None:
     """Register a consumer that skipped a generation."""
     lake = Lake(open_home_location(home).lake)
     consumers.register_consumer(lake, Clock(Microseconds(1)), "audit", "ks", "t", position_us=Microseconds(0))
@@ -319,20 +319,20 @@ GOES = (GENERATION_DESCRIPTIONS_V2, STREAMS_DESCRIPTIONS_V2)
 SHOWN = (CDC_TABLES, CDC_TABLE_CHANGES, CONSUMERS, TABLET_TIMESTAMPS, EXPIRY_MARKS, STREAM_FINGERPRINTS)
 """Tables that Dagster's catalog shows but does not identify generations by."""
 OPERATIONS = {
-    "expire": Operation(expiring, command("expire", at=NOW), GOES),
-    "expire --dry-run": Operation(expiring, command("expire", "--dry-run", at=NOW), is_shown=True),
-    "expire --cql": Operation(expiring, command("expire", "--cql", at=NOW), is_shown=True),
-    "job expire": Operation(expiring, job("expire", NOW), GOES),
-    "job plan_expiry": Operation(lambda home: unmarked(home), job("plan_expiry", NOW)),
-    "tablets gc": Operation(tablets, command("tablets", "gc", at=NOW)),
-    "job tablet_gc": Operation(tablets, job("tablet_gc", NOW, "ks.t")),
-    "tablets gc after a drop": Operation(dropped, command("tablets", "gc", at=NOW)),
-    "tables drop": Operation(tablets, command("tables", "drop", "ks.t", at=NOW)),
-    "consumers remove": Operation(read_by_somebody, command("consumers", "remove", "audit", "ks.t", at=NOW)),
-    "switch commit": Operation(acknowledged(3), command("switch", "commit", "@generation", at=LATE)),
-    "switch abort": Operation(acknowledged(1), command("switch", "abort", "@generation", at=LATE)),
+    "expire": Operation(expiring, command_at("expire", at=NOW), GOES),
+    "expire --dry-run": Operation(expiring, command_at("expire", "--dry-run", at=NOW), is_shown=True),
+    "expire --cql": Operation(expiring, command_at("expire", "--cql", at=NOW), is_shown=True),
+    "job expire": Operation(expiring, job_at("expire", NOW), GOES),
+    "job plan_expiry": Operation(lambda home: unmarked(home), job_at("plan_expiry", NOW)),
+    "tablets gc": Operation(tablets, command_at("tablets", "gc", at=NOW)),
+    "job tablet_gc": Operation(tablets, job_at("tablet_gc", NOW, "ks.t")),
+    "tablets gc after a drop": Operation(dropped, command_at("tablets", "gc", at=NOW)),
+    "tables drop": Operation(tablets, command_at("tables", "drop", "ks.t", at=NOW)),
+    "consumers remove": Operation(skipped_by_consumer, command_at("consumers", "remove", "audit", "ks.t", at=NOW)),
+    "switch commit": Operation(acknowledged(3), command_at("switch", "commit", "@generation", at=LATE)),
+    "switch abort": Operation(acknowledged(1), command_at("switch", "abort", "@generation", at=LATE)),
     # A generation is not removed without its record, and an invalid UUID ends the tick earlier.
-    "catalogue": Operation(expired, catalogue, SHOWN, is_shown=True, changes=("a doubled row",)),
+    "catalogue": Operation(after_expiry, catalogue, SHOWN, is_shown=True, changes=("a doubled row",)),
 }
 """Operations that cannot be undone, by name; those on files are listed below."""
 SLOW = frozenset({name for name in OPERATIONS if name.startswith("job ")})
@@ -371,8 +371,8 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Healthy
             operation.prepare(home)
             before = contents(home)
             with pytest.MonkeyPatch.context() as patch:
-                table_names = recorded(patch)
-                copy = copied(home, tmp_path_factory.mktemp("copy"))
+                table_names = record_read_tables(patch)
+                copy = copy_home(home, tmp_path_factory.mktemp("copy"))
                 assert operation.run(copy) is None
             assert (contents(copy) == before) == operation.is_shown, f"{name} had nothing to do"
             with_rows = [
@@ -384,7 +384,7 @@ def healthy(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Healthy
     return make
 
 
-def recorded(patch: pytest.MonkeyPatch) -> set[str]:
+def record_read_tables(patch: pytest.MonkeyPatch) -> set[str]:
     """Return a set that collects the names of the tables read or changed from now on."""
     table_names: set[str] = set()
     for method in ("read", "read_partitions", "open_for_write"):
@@ -398,7 +398,7 @@ def recorded(patch: pytest.MonkeyPatch) -> set[str]:
     return table_names
 
 
-def copied(home: Path, folder: Path) -> Path:
+def copy_home(home: Path, folder: Path) -> Path:
     """Copy a home and everything beside it."""
     shutil.copytree(home.parent, folder, dirs_exist_ok=True)
     return folder / home.name
@@ -423,7 +423,7 @@ def test_operation_refuses_foreign_rows(
     prepared = healthy(name)
     assert prepared.reads
     for table in prepared.reads:
-        refuses(name, prepared.home, table, change, tmp_path / table.full_name)
+        assert_refuses(name, prepared.home, table, change, tmp_path / table.full_name)
 
 
 @pytest.mark.dagster
@@ -433,12 +433,12 @@ def test_job_refuses_foreign_rows(name: str, healthy: Callable[[str], Healthy], 
     """A job neither removes nor marks anything then; the run's failure has the line of `check`."""
     prepared = healthy(name)
     for table in prepared.reads:
-        refuses(name, prepared.home, table, "an UPDATE", tmp_path / table.full_name)
+        assert_refuses(name, prepared.home, table, "an UPDATE", tmp_path / table.full_name)
 
 
-def refuses(name: str, home: Path, table: Table, change: str, folder: Path) -> None:
+def assert_refuses(name: str, home: Path, table: Table, change: str, folder: Path) -> None:
     """Assert that an operation refuses after a foreign change to one table of its home."""
-    copy = copied(home, folder)
+    copy = copy_home(home, folder)
     foreign.CHANGES[change](Path(Lake(copy / "lake").path(table)))
     complaint = foreign.complaint_about(Lake(copy / "lake"), table)
     before = versions(copy)
@@ -458,16 +458,16 @@ def test_operation_refuses_damaged_table(
     """An operation names a damaged table (missing data file, truncated entry, no log) and removes nothing."""
     prepared = healthy(name)
     for table in prepared.reads:
-        copy = copied(prepared.home, tmp_path / table.full_name)
+        copy = copy_home(prepared.home, tmp_path / table.full_name)
         spoil(Path(Lake(copy / "lake").path(table)), damage)
-        before = files(copy)
+        before = list_files(copy)
         refusal = OPERATIONS[name].run(copy)
         assert refusal is not None, f"{name} went through: {damage} of {table.full_name}"
         assert table.full_name in refusal, (table.full_name, refusal)
-        assert files(copy) == before
+        assert list_files(copy) == before
 
 
-def files(home: Path) -> list[str]:
+def list_files(home: Path) -> list[str]:
     """Return the files of all tables."""
     tables = [path for path in (home / "lake").glob("*/*/**/*") if path.is_file()]
     return sorted(str(path.relative_to(home)) for path in tables)
@@ -485,7 +485,7 @@ def spoil(folder: Path, damage: str) -> None:
         newest.write_bytes(newest.read_bytes()[:-20])
 
 
-def used(home: Path) -> None:
+def with_stray_files(home: Path) -> None:
     """Create tables with an old file that no commit names."""
     expiring(home)
     for table in (CDC_TABLES, CDC_TABLE_CHANGES, CONSUMERS, NODES):
@@ -501,13 +501,13 @@ def test_maintenance_retains_files_of_damaged_or_foreign_log(
 ) -> None:
     """Maintenance retains the files of that table for a repair, removes those of other tables, and exits with 1."""
     home = tmp_path / "home"
-    used(home)
+    with_stray_files(home)
     folder = home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name
     if damage in foreign.CHANGES:
         foreign.CHANGES[damage](folder)
     else:
         sorted((folder / "_delta_log").glob("*.json"))[1].unlink()
-    verification = judged(home)
+    verification = verify_changes(home)
     answer = run("--home", home, *words)
     assert answer.exit_code == 1
     message = (
@@ -521,10 +521,10 @@ def test_maintenance_retains_files_of_damaged_or_foreign_log(
 def test_files_are_removed_after_foreign_commits_are_accepted(tmp_path: Path) -> None:
     """Maintenance that was refused succeeds after the foreign commits are accepted."""
     home = tmp_path / "home"
-    used(home)
+    with_stray_files(home)
     foreign.changed_row(home / "lake" / CDC_TABLE_CHANGES.keyspace / CDC_TABLE_CHANGES.name)
     assert run("--home", home, "home", "maintain").exit_code == 1
-    for commit in judged(home).foreign:
+    for commit in verify_changes(home).foreign:
         version = commit.partition(":")[0].rpartition(" ")[2]
         words = ("--accept", f"{CDC_TABLE_CHANGES.full_name}@{version}", "--reason", "it is meant")
         assert run("--home", home, "check", *words).exit_code == 0
@@ -532,7 +532,7 @@ def test_files_are_removed_after_foreign_commits_are_accepted(tmp_path: Path) ->
     assert not list((home / "lake").glob("*/*/part-0.parquet"))
 
 
-def judged(home: Path) -> TableVerification:
+def verify_changes(home: Path) -> TableVerification:
     """Return the verification of the table of changes."""
     (verification,) = verify_tables(Lake(home / "lake"), names=[CDC_TABLE_CHANGES.full_name])
     return verification

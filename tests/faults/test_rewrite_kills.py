@@ -37,7 +37,7 @@ def upgraded(tmp_path_factory: pytest.TempPathFactory, nursery: Nursery) -> Path
 
 
 @pytest.mark.parametrize("point", failpoints.REWRITE_POINTS)
-def test_a_killed_rewrite_ends_where_it_would_have_ended(point: str, upgraded: Path, nursery: Nursery) -> None:
+def test_killed_rewrite_is_completed_by_the_next_run(point: str, upgraded: Path, nursery: Nursery) -> None:
     """After a kill no reader sees a timestamp without its rows and no node is marked; the next run completes it."""
     home = upgraded / point
     shutil.copytree(upgraded / "home", home)
@@ -52,7 +52,7 @@ def test_a_killed_rewrite_ends_where_it_would_have_ended(point: str, upgraded: P
     assert contents(home) == contents(upgraded / "done")
 
 
-def test_nodes_that_rewrite_at_once_leave_one_result(upgraded: Path, nursery: Nursery) -> None:
+def test_concurrent_rewrites_leave_one_result(upgraded: Path, nursery: Nursery) -> None:
     """One process per node and one for all nodes at once leave the same rows without duplicates or errors."""
     home = upgraded / "race"
     shutil.copytree(upgraded / "home", home)

@@ -43,7 +43,7 @@ def test_every_invariant_holds_and_no_work_is_pending(soak: dict[str, Any]) -> N
         assert written > 0, table
 
 
-def test_all_faults_struck(soak: dict[str, Any]) -> None:
+def test_every_kind_of_fault_occurred(soak: dict[str, Any]) -> None:
     """Each kind of fault strikes at least once, and each kill starts a new process."""
     if not soak["is_mounted"]:
         pytest.skip("no file system can be mounted here, so the disk was never full")
@@ -76,7 +76,7 @@ def test_growth_levels_off(soak: dict[str, Any], figure: str) -> None:
     assert last <= max(middle, 0) * 1.5 + 0.05 * max(values), json.dumps(values)
 
 
-def test_a_plan_is_the_same_whenever_it_is_drawn() -> None:
+def test_plan_depends_on_its_seed_alone() -> None:
     """A plan depends on its seed alone, so a failed soak can be repeated; another seed has other faults."""
     hours = range(Plan(0.1).hours)
     assert [Plan(0.1).fault(hour) for hour in hours] == [Plan(0.1).fault(hour) for hour in hours]

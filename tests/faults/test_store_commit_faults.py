@@ -34,13 +34,13 @@ def counts(*pairs: tuple[int, int]) -> pa.Table:
     return pa.Table.from_pylist([{"k": k, "v": v} for k, v in pairs], schema=COUNTS.schema)
 
 
-def appended(lake: Lake, number: int) -> int:
+def append_number(lake: Lake, number: int) -> int:
     """Append a reader's window with one number, once."""
     expected = number or None
     return lake.append_once(COUNTS, counts((10 + number, 0)), {"reader": number + 1}, expected)
 
 
-def replaced(lake: Lake, number: int) -> int:
+def replace_row(lake: Lake, number: int) -> int:
     """Replace a row computed from the version that all writers have read."""
     return lake.replace_once(COUNTS, counts((1, number + 1)), [("k", "=", 1)], VERSIONS[id(lake)])
 
@@ -54,8 +54,8 @@ KINDS: dict[str, tuple[Callable[[Lake, int], int], int]] = {
     "update": (lambda lake, number: lake.merge(COUNTS, counts((1, number + 1)), update=True).updated, 1),
     "delete": (lambda lake, number: lake.delete(COUNTS, [("k", "=", 40 + number)]), 1),
     "compare and set": (lambda lake, number: lake.compare_and_set(COUNTS, counts((1, number + 1)), ("v", number)), 1),
-    "append once": (appended, 1),
-    "replace once": (replaced, 1),
+    "append once": (append_number, 1),
+    "replace once": (replace_row, 1),
     "raise": (lambda lake, number: lake.raise_column(COUNTS, counts((1, number + 1)), "v"), 1),
 }
 """Each kind of commit, with the total change that concurrent writers report in each round."""
@@ -71,17 +71,17 @@ def lake(s3: S3) -> Lake:
 
 @pytest.mark.grid("commits to an unreliable store", 2)
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_writer_learns_that_it_won(kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_writer_wins(kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
     """Three writers commit the same change twice; a tenth of their requests fail, and every commit is stored once."""
-    write, due = KINDS[kind]
+    write, expected = KINDS[kind]
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("faulty")["AWS_ENDPOINT_URL"])
     before = lake.version(COUNTS)
-    results = raced(lake, COUNTS, write, ROUNDS)
-    assert [sum(round_results) for round_results in results] == [due] * ROUNDS
-    assert_whole(lake, before, ROUNDS)
+    results = race_writers(lake, COUNTS, write, ROUNDS)
+    assert [sum(round_results) for round_results in results] == [expected] * ROUNDS
+    assert_consistent(lake, before, ROUNDS)
 
 
-def raced(lake: Lake, table: Table, write: Callable[[Lake, int], int], rounds: int) -> list[list[int]]:
+def race_writers(lake: Lake, table: Table, write: Callable[[Lake, int], int], rounds: int) -> list[list[int]]:
     """Return the results of writers that run `write` concurrently, by round."""
     lakes = [Lake(str(lake.location)) for _ in range(WRITERS)]
     together = threading.Barrier(WRITERS, timeout=60)
@@ -105,7 +105,7 @@ def tasks(table: Table, *rows: dict[str, Any]) -> TaskRows:
     return TaskRows(1, lambda _: iter([batch]))
 
 
-def streamed(lake: Lake, number: int) -> int:
+def write_partition(lake: Lake, number: int) -> int:
     """Write a partition by a task; return the version of the commit."""
     row = {"time": TIME, "range_end": number, "streams": [b"0123456789abcdef"]}
     return frames.replace_partition(
@@ -113,35 +113,45 @@ def streamed(lake: Lake, number: int) -> int:
     )
 
 
-def put_by(way: Callable[..., bool], number: int, transaction: tuple[str, int] | None, lake: Lake) -> int:
+def write_by_task(way: Callable[..., bool], number: int, transaction: tuple[str, int] | None, lake: Lake) -> int:
     """Write rows into the table by a task."""
     return way(TaskRunner.alone(), lake, COUNTS, tasks(COUNTS, {"k": 100 + number, "v": 1}), transaction)
 
 
-def widened(lake: Lake, number: int) -> int:
+def add_column(lake: Lake, number: int) -> int:
     """Add a column; the result does not show whose commit it was."""
     lake.widen(replace(COUNTS, schema=COUNTS.schema.append(column(f"c{number}", pa.int64(), "", null=True))))
     return 0
 
 
 FORGOTTEN: dict[str, tuple[Table, Callable[[Lake, int], int], int | None, int]] = {
-    **{kind: (COUNTS, write, due, 1) for kind, (write, due) in KINDS.items()},
-    "append": (COUNTS, lambda lake, number: put_by(frames.append_to_table, number, None, lake), WRITERS, WRITERS),
+    **{kind: (COUNTS, write, expected, 1) for kind, (write, expected) in KINDS.items()},
+    "append": (
+        COUNTS,
+        lambda lake, number: write_by_task(frames.append_to_table, number, None, lake),
+        WRITERS,
+        WRITERS,
+    ),
     "append of tasks once": (
         COUNTS,
-        lambda lake, number: put_by(frames.append_to_table, number, ("a", number + 1), lake),
+        lambda lake, number: write_by_task(frames.append_to_table, number, ("a", number + 1), lake),
         1,
         1,
     ),
-    "replace all": (COUNTS, lambda lake, number: put_by(frames.replace_all_rows, number, None, lake), WRITERS, WRITERS),
+    "replace all": (
+        COUNTS,
+        lambda lake, number: write_by_task(frames.replace_all_rows, number, None, lake),
+        WRITERS,
+        WRITERS,
+    ),
     "replace all once": (
         COUNTS,
-        lambda lake, number: put_by(frames.replace_all_rows, number, ("a", number + 1), lake),
+        lambda lake, number: write_by_task(frames.replace_all_rows, number, ("a", number + 1), lake),
         1,
         1,
     ),
-    "replace slice": (STREAMS_DESCRIPTIONS_V2, streamed, None, WRITERS),
-    "widen": (COUNTS, widened, 0, 1),
+    "replace slice": (STREAMS_DESCRIPTIONS_V2, write_partition, None, WRITERS),
+    "widen": (COUNTS, add_column, 0, 1),
 }
 """Each kind of commit: its table, the total result per round (None: the version) and the number of commits."""
 
@@ -152,19 +162,19 @@ def test_the_winner_of_a_commit_recognizes_it_when_the_store_reports_failure(
     kind: str, lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The store first reports every commit as failed, in each possible way; one writer recognizes its commit."""
-    table, write, due, commits = FORGOTTEN[kind]
+    table, write, expected, commits = FORGOTTEN[kind]
     lake.ensure(table)
     before = lake.version(table)
     assert before is not None
     monkeypatch.setenv("AWS_ENDPOINT_URL", s3.environment("forgetful")["AWS_ENDPOINT_URL"])
-    results = raced(lake, table, write, WAYS)
-    if due is None:
+    results = race_writers(lake, table, write, WAYS)
+    if expected is None:
         assert sorted(version for round_results in results for version in round_results) == list(
             range(before + 1, before + 1 + commits * WAYS)
         )
     else:
-        assert [sum(round_results) for round_results in results] == [due] * WAYS
-    assert_whole(lake, before, commits * WAYS, table)
+        assert [sum(round_results) for round_results in results] == [expected] * WAYS
+    assert_consistent(lake, before, commits * WAYS, table)
 
 
 def test_rules_run_again_after_conflicts(lake: Lake, s3: S3, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -173,22 +183,22 @@ def test_rules_run_again_after_conflicts(lake: Lake, s3: S3, monkeypatch: pytest
 
     def grow(own_lake: Lake) -> None:
         for _ in range(ROUNDS):
-            own_lake.transact(COUNTS, lambda rows: counts((1, value(rows) + 1)))
-            own_lake.merge_judged(COUNTS, lambda: counts((1, value(own_lake.read(COUNTS)) + 1)), update=True)
+            own_lake.transact(COUNTS, lambda rows: counts((1, counter_value(rows) + 1)))
+            own_lake.merge_judged(COUNTS, lambda: counts((1, counter_value(own_lake.read(COUNTS)) + 1)), update=True)
 
     before = lake.version(COUNTS)
     with ThreadPoolExecutor(WRITERS) as writers:
         list(writers.map(grow, [Lake(str(lake.location)) for _ in range(WRITERS)]))
-    assert value(lake.read(COUNTS)) == 2 * WRITERS * ROUNDS
-    assert_whole(lake, before, 2 * WRITERS * ROUNDS)
+    assert counter_value(lake.read(COUNTS)) == 2 * WRITERS * ROUNDS
+    assert_consistent(lake, before, 2 * WRITERS * ROUNDS)
 
 
-def value(rows: pa.Table) -> int:
+def counter_value(rows: pa.Table) -> int:
     """Return the current value of the counter."""
     return next(row["v"] for row in rows.to_pylist() if row["k"] == 1)
 
 
-def assert_whole(lake: Lake, before: int | None, commits: int, table: Table = COUNTS) -> None:
+def assert_consistent(lake: Lake, before: int | None, commits: int, table: Table = COUNTS) -> None:
     """Assert that there were `commits` commits since, each with its own CommitInfo, and that all tables verify."""
     assert before is not None
     new_commits = [commit for commit in lake.commits(table) if commit.version > before and commit.changes]

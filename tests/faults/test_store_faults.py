@@ -63,7 +63,7 @@ Fault = Callable[[Path], str]
 """Damages a table's folder; returns the file that a verification must name."""
 
 
-def put(folder: Path, address: str) -> None:
+def upload(folder: Path, address: str) -> None:
     """Copy a folder into a store unchanged."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     with ThreadPoolExecutor(8) as executor:
@@ -80,7 +80,7 @@ def entry(folder: Path, version: int) -> Path:
     return folder / LOG / f"{version:020d}.json"
 
 
-def named(folder: Path, path: Path) -> str:
+def relative_name(folder: Path, path: Path) -> str:
     """Return a file's name as messages show it."""
     return str(path.relative_to(folder))
 
@@ -91,7 +91,7 @@ def on_data(change: Callable[[Path], object]) -> Fault:
     def act(folder: Path) -> str:
         path = data_file(folder)
         change(path)
-        return named(folder, path)
+        return relative_name(folder, path)
 
     return act
 
@@ -102,12 +102,12 @@ def on_entry(change: Callable[[Path], object], back: int) -> Fault:
     def act(folder: Path) -> str:
         path = entry(folder, DeltaTable(folder).version() - back)
         change(path)
-        return named(folder, path)
+        return relative_name(folder, path)
 
     return act
 
 
-def cut(path: Path) -> None:
+def truncate(path: Path) -> None:
     """Truncate the file to half its size."""
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
 
@@ -138,15 +138,15 @@ def expired_checkpoint(folder: Path) -> str:
     for version in range(int(path.name[:20])):
         entry(folder, version).unlink()
     path.unlink()
-    return named(folder, entry(folder, int(path.name[:20]) - 1))
+    return relative_name(folder, entry(folder, int(path.name[:20]) - 1))
 
 
-def spoilt_checkpoint(folder: Path) -> str:
+def truncated_checkpoint(folder: Path) -> str:
     """Remove the entries that a checkpoint covers, and truncate the checkpoint."""
     path = checkpointed(folder)
     for version in range(int(path.name[:20])):
         entry(folder, version).unlink()
-    cut(path)
+    truncate(path)
     return "its log cannot be read"
 
 
@@ -163,15 +163,15 @@ def lost_log(folder: Path) -> str:
 
 
 FAULTS: dict[str, Fault] = {
-    "data file cut off": on_data(cut),
+    "data file cut off": on_data(truncate),
     "data file flipped": on_data(flip),
     "data file missing": on_data(Path.unlink),
-    "log entry cut off": on_entry(cut, 0),
+    "log entry cut off": on_entry(truncate, 0),
     "log entry flipped": on_entry(flip, 1),
     "log entry missing": on_entry(Path.unlink, 1),
     "oldest entries expired": expired_log,
     "entries and their checkpoint expired": expired_checkpoint,
-    "checkpoint cut off": spoilt_checkpoint,
+    "checkpoint cut off": truncated_checkpoint,
     "checkpoint lost": stray_pointer,
     "log lost": lost_log,
 }
@@ -183,15 +183,15 @@ def every(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return every_table(tmp_path_factory.mktemp("every"))
 
 
-def tables_of(home: Path) -> list[Path]:
+def list_tables(home: Path) -> list[Path]:
     """Return the folders of a home's tables."""
     return sorted(path.parent for path in (home / "lake").glob(f"*/*/{LOG}"))
 
 
-def found_in(s3: S3, home: Path) -> Mapping[str, TableVerification]:
+def verify_in_store(s3: S3, home: Path) -> Mapping[str, TableVerification]:
     """Copy a home into a store; return the results of a deep verification by table."""
     address = f"{s3.bucket()}/home"
-    put(home / "lake", f"{address}/lake")
+    upload(home / "lake", f"{address}/lake")
     return {verification.name: verification for verification in verify_tables(Lake(f"{address}/lake"), deep=True)}
 
 
@@ -199,14 +199,14 @@ def found_in(s3: S3, home: Path) -> Mapping[str, TableVerification]:
 def test_a_fault_of_each_table_is_named(s3: S3, every: Path, tmp_path: Path, shift: int) -> None:
     """With one fault in each table, verification names the table, the version and the file in one line each."""
     home = shutil.copytree(every, tmp_path / "home")
-    tables, faults = tables_of(home), list(FAULTS.values())
-    due: dict[str, tuple[str, int]] = {}
+    tables, faults = list_tables(home), list(FAULTS.values())
+    expected: dict[str, tuple[str, int]] = {}
     for number, folder in enumerate(tables):
         version = DeltaTable(folder).version()
-        due[f"{folder.parent.name}.{folder.name}"] = faults[(number + shift) % len(faults)](folder), version
-    verifications = found_in(s3, home)
-    assert len(due) > 2 * len(faults)
-    for name, (file, version) in due.items():
+        expected[f"{folder.parent.name}.{folder.name}"] = faults[(number + shift) % len(faults)](folder), version
+    verifications = verify_in_store(s3, home)
+    assert len(expected) > 2 * len(faults)
+    for name, (file, version) in expected.items():
         lines = [*verifications[name].damage, *verifications[name].unexpected]
         assert [line for line in lines if line.startswith(name) and file in line], (name, file, lines)
         assert "\n" not in "".join(lines)
@@ -216,30 +216,32 @@ def test_a_fault_of_each_table_is_named(s3: S3, every: Path, tmp_path: Path, shi
 
 def test_a_lost_newest_entry_leaves_unreferenced_files(s3: S3, every: Path, tmp_path: Path) -> None:
     """A log without its last entry has no gap; verification reports that entry's files as unreferenced."""
-    assert [line for verification in found_in(s3, every).values() for line in verification.unnamed] == []
+    assert [line for verification in verify_in_store(s3, every).values() for line in verification.unnamed] == []
     home = shutil.copytree(every, tmp_path / "home")
-    due = set()
-    for folder in tables_of(home):
+    expected = set()
+    for folder in list_tables(home):
         last = entry(folder, DeltaTable(folder).version())
         added = [line for line in last.read_text(encoding="utf-8").splitlines() if '"add"' in line]
         if added and last.stem != f"{0:020d}" and not list(last.parent.glob(f"{last.stem}.checkpoint*")):
             last.unlink()
-            due.add(f"{folder.parent.name}.{folder.name}")
-    assert len(due) > 10
-    verifications = found_in(s3, home)
-    assert {name for name, verification in verifications.items() if verification.unnamed} == due
-    assert all(line.startswith(name) and "no commit" in line for name in due for line in verifications[name].unnamed)
-    assert [verifications[name].damage for name in due if verifications[name].damage] == []
+            expected.add(f"{folder.parent.name}.{folder.name}")
+    assert len(expected) > 10
+    verifications = verify_in_store(s3, home)
+    assert {name for name, verification in verifications.items() if verification.unnamed} == expected
+    assert all(
+        line.startswith(name) and "no commit" in line for name in expected for line in verifications[name].unnamed
+    )
+    assert [verifications[name].damage for name in expected if verifications[name].damage] == []
 
 
 def test_entries_covered_by_a_checkpoint_may_expire(s3: S3, every: Path, tmp_path: Path) -> None:
     """Entries that expire while a checkpoint covers them are no damage, and all rows stay."""
     home = shutil.copytree(every, tmp_path / "home")
-    for folder in tables_of(home):
+    for folder in list_tables(home):
         path = checkpointed(folder)
         for version in range(int(path.name[:20])):
             entry(folder, version).unlink()
-    verifications = found_in(s3, home)
+    verifications = verify_in_store(s3, home)
     assert [
         line
         for verification in verifications.values()
@@ -248,7 +250,7 @@ def test_entries_covered_by_a_checkpoint_may_expire(s3: S3, every: Path, tmp_pat
     assert sum(verification.partitions for verification in verifications.values()) > len(verifications)
 
 
-def joined(tmp_path: Path, generations: int) -> Path:
+def home_with_joins(tmp_path: Path, generations: int) -> Path:
     """Create a home in which `generations` nodes have joined."""
     path = tmp_path / "joined"
     lake = Lake(open_home_location(str(path), create=True).lake)
@@ -259,14 +261,14 @@ def joined(tmp_path: Path, generations: int) -> Path:
     return path
 
 
-def in_table(home: Path, table: Table) -> Path:
+def table_folder(home: Path, table: Table) -> Path:
     """Return the folder of a table."""
     return home / "lake" / table.keyspace / table.name
 
 
-def file_of(home: Path, table: Table, generation: int) -> Path:
+def generation_file(home: Path, table: Table, generation: int) -> Path:
     """Return the data file of a generation's rows, by write order."""
-    return sorted(in_table(home, table).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)[generation]
+    return sorted(table_folder(home, table).rglob("*.parquet"), key=lambda path: path.stat().st_mtime_ns)[generation]
 
 
 def rows(home: str | Path, table: Table) -> pa.Table:
@@ -276,18 +278,18 @@ def rows(home: str | Path, table: Table) -> pa.Table:
 
 def test_rows_derived_from_a_description_are_restored(s3: S3, tmp_path: Path) -> None:
     """Deep check finds flipped, truncated and missing files of two generations; repair restores identical rows."""
-    home = joined(tmp_path, 2)
+    home = home_with_joins(tmp_path, 2)
     spoilt = shutil.copytree(home, tmp_path / "spoilt")
-    flip(file_of(spoilt, TOPOLOGY_DESCRIPTIONS, 0))
-    cut(file_of(spoilt, GENERATION_DESCRIPTIONS_V2, 1))
-    file_of(spoilt, STREAMS_DESCRIPTIONS_V2, 1).unlink()
+    flip(generation_file(spoilt, TOPOLOGY_DESCRIPTIONS, 0))
+    truncate(generation_file(spoilt, GENERATION_DESCRIPTIONS_V2, 1))
+    generation_file(spoilt, STREAMS_DESCRIPTIONS_V2, 1).unlink()
     address = f"{s3.bucket()}/home"
-    put(spoilt, address)
+    upload(spoilt, address)
     at = ("--home", address, "--clock", format_us(Microseconds(START_US + 3 * HOUR_US)))
     checked = run(*at, "check", "--deep")
     assert (checked.exit_code, "repair --from-description --dry-run" in checked.stdout) == (1, True), checked
-    checkpointed(in_table(spoilt, NODES))
-    put(in_table(spoilt, NODES) / LOG, f"{address}/lake/platform/nodes/{LOG}")
+    checkpointed(table_folder(spoilt, NODES))
+    upload(table_folder(spoilt, NODES) / LOG, f"{address}/lake/platform/nodes/{LOG}")
     for path in (parse_path(address) / f"lake/platform/nodes/{LOG}").names():
         if "checkpoint." in path:
             (parse_path(address) / f"lake/platform/nodes/{LOG}/{path}").remove()
@@ -300,7 +302,7 @@ def test_rows_derived_from_a_description_are_restored(s3: S3, tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS_V2, 4)])
-def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
+def test_join_refuses_damaged_rows(s3: S3, table: Table, step: int) -> None:
     """If a stream's byte changes between two steps of a join, nothing is inserted or published from it."""
     address = f"{s3.bucket()}/home"
     lake, clock = Lake(open_home_location(address, create=True).lake), Clock(START_US)
@@ -310,7 +312,7 @@ def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
         run_step(joining, V2_STEPS, before)
         if before.audit is not None:
             judge_step(joining, before)
-    spoil(lake, table, next(iter(lake.read(table)["streams"][0].as_py())))
+    corrupt_stream(lake, table, next(iter(lake.read(table)["streams"][0].as_py())))
     after = V2_STEPS[step]
     with pytest.raises(StateError, match="has other rows than its commits recorded") as error:
         run_step(replace(joining, lake=Lake(str(lake.location))), V2_STEPS, after)
@@ -318,7 +320,7 @@ def test_damaged_rows_go_no_further(s3: S3, table: Table, step: int) -> None:
     assert not Lake(f"{address}/lake").read(after.table).num_rows
 
 
-def spoil(lake: Lake, table: Table, stream: bytes, path: str = "") -> None:
+def corrupt_stream(lake: Lake, table: Table, stream: bytes, path: str = "") -> None:
     """Change one byte of a stream in its data file so that the rows can still be read."""
     path = path or lake.data_files(table)[0].path
     content = parse_path(path).read()
@@ -334,7 +336,7 @@ def spoil(lake: Lake, table: Table, stream: bytes, path: str = "") -> None:
 
 
 @pytest.mark.parametrize(("table", "step"), [(TOPOLOGY_DESCRIPTIONS, 1), (GENERATION_DESCRIPTIONS, 4)])
-def test_damaged_rows_of_the_first_format_go_no_further(s3: S3, table: Table, step: int) -> None:
+def test_join_of_the_first_format_refuses_damaged_rows(s3: S3, table: Table, step: int) -> None:
     """A join in the first format also refuses damaged rows."""
     lake, clock = Lake(open_home_location(f"{s3.bucket()}/home", create=True).lake), Clock(START_US)
     generation_id = inbox.queue_join(lake, clock, join_request(1).model_copy(update={"features": ()})).generation_id
@@ -344,7 +346,7 @@ def test_damaged_rows_of_the_first_format_go_no_further(s3: S3, table: Table, st
         if before.audit is not None:
             judge_step(joining, before)
     described = lake.read(TOPOLOGY_DESCRIPTIONS)["streams"][0].as_py()
-    spoil(lake, table, described[0])
+    corrupt_stream(lake, table, described[0])
     with pytest.raises(StateError, match="has other rows than its commits recorded") as error:
         run_step(replace(joining, lake=Lake(str(lake.location))), V1_STEPS, V1_STEPS[step])
     assert table.full_name in str(error.value)
@@ -358,7 +360,7 @@ def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
     lake_copy.put_file(parse_path(f"{address}/settings.toml"), b"rewrite_retry_ms = 0\n")
     old_cluster(lake, times(3))
     cell = lake.read(GENERATION_DESCRIPTIONS)["description"][0].as_py()[0]["streams"][0]
-    spoil(lake, GENERATION_DESCRIPTIONS, cell)
+    corrupt_stream(lake, GENERATION_DESCRIPTIONS, cell)
     refused = run("--home", address, "--clock", format_ms(Milliseconds(times(4)[3])), "rewrite")
     assert (refused.exit_code, "has other rows than its commits recorded" in refused.stderr) == (2, True), refused
     after = Lake(f"{address}/lake")
@@ -366,13 +368,13 @@ def test_damaged_rows_are_not_rewritten(s3: S3) -> None:
     assert run("--home", address, "rewrite", "--dry-run").exit_code in (0, 1)
 
 
-def test_damaged_stream_sets_are_not_built_on(s3: S3) -> None:
+def test_tablet_change_refuses_damaged_stream_set(s3: S3) -> None:
     """A change of tablets is not published if the previous set, whose streams it closes, is damaged."""
     address = f"{s3.bucket()}/home"
     at = ("--home", address, "--clock")
     assert run(*at, "2026-01-01T00:00:00Z", "tablets", "create", "ks.t", "--count", "2").exit_code == 0
     lake = Lake(f"{address}/lake")
-    spoil(lake, TABLET_STREAMS, lake.read(TABLET_STREAMS)["stream_id"][0].as_py())
+    corrupt_stream(lake, TABLET_STREAMS, lake.read(TABLET_STREAMS)["stream_id"][0].as_py())
     refused = run(*at, "2026-01-01T01:00:00Z", "tablets", "split", "ks.t", "--count", "4")
     assert (refused.exit_code, "has other rows than its commits recorded" in refused.stderr) == (2, True), refused
     after = Lake(f"{address}/lake")
@@ -382,17 +384,17 @@ def test_damaged_stream_sets_are_not_built_on(s3: S3) -> None:
     ]
 
 
-def test_a_damaged_log_is_not_read_on(s3: S3, tmp_path: Path) -> None:
+def test_consumer_stops_at_damaged_rows(s3: S3, tmp_path: Path) -> None:
     """A consumer reads the rows of sound commits before the damage and stops there, however often it starts."""
     home, address = home_with_log(tmp_path), f"{s3.bucket()}/home"
     write(Lake(home / "lake"), [READ_US])
     write(Lake(home / "lake"), [SWITCH_US + HOUR_US, Microseconds(SWITCH_US + HOUR_US + 1)])
-    put(home, address)
+    upload(home, address)
     lake = Lake(f"{address}/lake")
     log, sink = log_table(schema(lake)), sink_table(schema(lake), "audit")
     last = next(path for path, low, _, _ in lake.bounded_files(log, WRITTEN_AT) if us_from_datetime(low) > SWITCH_US)
     late = lake.read(log, ["cdc$stream_id"], [(WRITTEN_AT, ">", datetime_from_us(SWITCH_US))])
-    spoil(lake, log, late["cdc$stream_id"][0].as_py(), last)
+    corrupt_stream(lake, log, late["cdc$stream_id"][0].as_py(), last)
     at = ("--home", address, "--clock", format_us(Microseconds(SWITCH_US + 3 * HOUR_US)))
     stored = []
     # The first run exits with 1, since it has committed the rows before the damage. The second one commits nothing.
@@ -416,19 +418,19 @@ def test_compacted_log_is_verified(tmp_path: Path) -> None:
     assert read_window(Lake(lake.root), schema(lake), window).num_rows == 40
     largest = max(lake.data_files(log), key=lambda file: file.rows)
     assert largest.rows > 1
-    spoil(lake, log, lake.read(log)["cdc$stream_id"][0].as_py(), largest.path)
+    corrupt_stream(lake, log, lake.read(log)["cdc$stream_id"][0].as_py(), largest.path)
     with pytest.raises(StateError, match="has other rows than its commits recorded"):
         read_window(Lake(lake.root), schema(lake), window)
 
 
 def test_damaged_rows_are_not_exported(s3: S3, tmp_path: Path) -> None:
     """An export of damaged rows names the table and the file and creates no folder."""
-    home = joined(tmp_path, 1)
+    home = home_with_joins(tmp_path, 1)
     address = f"{s3.bucket()}/home"
-    put(home, address)
+    upload(home, address)
     lake = Lake(f"{address}/lake")
     (path,) = [file.path for file in lake.data_files(STREAMS_DESCRIPTIONS_V2)]
-    spoil(lake, STREAMS_DESCRIPTIONS_V2, lake.read(STREAMS_DESCRIPTIONS_V2)["streams"][0].as_py()[0])
+    corrupt_stream(lake, STREAMS_DESCRIPTIONS_V2, lake.read(STREAMS_DESCRIPTIONS_V2)["streams"][0].as_py()[0])
     refused = run("--home", address, "export", tmp_path / "exported")
     assert (refused.exit_code, "has other rows than its commits recorded" in refused.stderr) == (2, True), refused
     assert (STREAMS_DESCRIPTIONS_V2.full_name in refused.stderr, Path(path).name in refused.stderr) == (True, True)

@@ -44,7 +44,7 @@ def home(s3: S3, tmp_path: Path) -> str:
     return address
 
 
-def in_a_process(home: str, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
+def run_in_process(home: str, environment: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     """Run the program in its own process; return its result, with Rust's panic messages removed from standard error."""
     done = subprocess.run(
         [sys.executable, "-m", "cdc_platform", "--home", home, *words],
@@ -59,19 +59,21 @@ def in_a_process(home: str, environment: dict[str, str], *words: str) -> subproc
 
 def test_home_is_readable_without_write_access(s3: S3, home: str) -> None:
     """Without write access commands that only read succeed, a check warns once, and a write is refused in one line."""
-    for door, due in (("readonly", NOT_LET_IN), ("plain", "no space left on ")):
+    for door, message in (("readonly", NOT_LET_IN), ("plain", "no space left on ")):
         s3.has_room(0 if door == "plain" else None)
         try:
             looked, checked, added = (
-                in_a_process(home, s3.environment(door), *words)
+                run_in_process(home, s3.environment(door), *words)
                 for words in (("generations",), ("check",), ("tables", "add", "ks.u", "--ttl", "0"))
             )
         finally:
             s3.has_room(None)
         assert (looked.returncode, looked.stderr) == (0, "")
-        assert (checked.returncode, checked.stderr.count("\n"), due in checked.stderr) == (0, 1, True), checked.stderr
+        assert (checked.returncode, checked.stderr.count("\n"), message in checked.stderr) == (0, 1, True), (
+            checked.stderr
+        )
         assert checked.stderr.startswith("warning: the results could not be stored")
-        assert (added.returncode, added.stderr.count("\n"), due in added.stderr) == (2, 1, True), added.stderr
+        assert (added.returncode, added.stderr.count("\n"), message in added.stderr) == (2, 1, True), added.stderr
         assert "\x1b" not in checked.stderr + added.stderr
     listed = run("--home", home, "tables", "--json")
     assert ("ks.t" in listed.stdout, "ks.u" in listed.stdout) == (True, False), listed
@@ -79,14 +81,14 @@ def test_home_is_readable_without_write_access(s3: S3, home: str) -> None:
 
 @pytest.mark.grid("commits to a full store", 1)
 @pytest.mark.parametrize("writes", [*range(1, 24, 2)])
-def test_a_store_is_full_in_the_middle(
+def test_store_fills_up_during_a_join(
     s3: S3, home: str, tmp_path: Path, writes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A join whose store fills up in the middle is refused in one line and can be run again."""
     (tmp_path / "node2.json").write_text(node_text(2, 4, 2), encoding="utf-8")
     s3.has_room(writes)
     try:
-        stopped = in_a_process(home, {}, "bootstrap", str(tmp_path / "node2.json"), "--run")
+        stopped = run_in_process(home, {}, "bootstrap", str(tmp_path / "node2.json"), "--run")
     finally:
         s3.has_room(None)
     assert (stopped.returncode, stopped.stderr.count("\n")) == (2, 1), stopped.stderr
@@ -96,7 +98,7 @@ def test_a_store_is_full_in_the_middle(
 
 
 @pytest.mark.parametrize("door", ["readonly", "full", "expired"])
-def test_a_write_that_is_refused_is_one_line(
+def test_refused_write_is_reported_in_one_line(
     s3: S3, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], door: str
 ) -> None:
     """A refused write of an established writer names the table once, without colours, addresses or secrets."""

@@ -43,7 +43,7 @@ def command(nursery: Nursery, home: Path, now_ms: Milliseconds, *arguments: str,
     return nursery.run(*words, kill_at=kill_at).exit_code
 
 
-def again(home: Path, now_ms: Milliseconds, *arguments: str) -> int:
+def run_again(home: Path, now_ms: Milliseconds, *arguments: str) -> int:
     """Run the same command undisturbed."""
     return run("--home", home, "--clock", format_ms(now_ms), "switch", *arguments).exit_code
 
@@ -74,7 +74,7 @@ def undisturbed(
 
 
 @pytest.mark.parametrize("point", failpoints.SWITCH_POINTS)
-def test_a_killed_switch_ends_where_it_would_have_ended(
+def test_killed_switch_is_completed(
     point: str,
     home: Path,
     waiting: tuple[Path, str],
@@ -107,9 +107,7 @@ def test_a_killed_switch_ends_where_it_would_have_ended(
             bootstrap.introduce_generation(abandoned, NOON, TWO_PHASE, generation_id)
 
 
-def test_killed_commands_end_where_they_would_have_ended(
-    home: Path, waiting: tuple[Path, str], nursery: Nursery
-) -> None:
+def test_killed_commands_are_completed(home: Path, waiting: tuple[Path, str], nursery: Nursery) -> None:
     """A participant killed before its answer gives the same answer later; a killed decision is recorded later."""
     lake, generation_id = Lake(home / "lake"), waiting[1]
     switch.prepare_switch(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
@@ -120,7 +118,7 @@ def test_killed_commands_end_where_they_would_have_ended(
         == -signal.SIGKILL
     )
     assert switches.find_switch(lake, generation_id).missing == (HOSTS[0],)
-    assert again(home, Milliseconds(NOON_MS + 9_000), *answer) == 0
+    assert run_again(home, Milliseconds(NOON_MS + 9_000), *answer) == 0
     assert switches.find_switch(lake, generation_id).lease_of(HOSTS[0]) == NOON_MS + 66_000
     decide = ("commit", generation_id)
     assert (
@@ -130,12 +128,12 @@ def test_killed_commands_end_where_they_would_have_ended(
     assert not lake.exists(GENERATIONS)
     # Nodes know the generation now. Its fit with the ring is judged only once its node is in the ring.
     assert [line.invariant for line in audit_ring_fit(lake)] == ["generations_retrievable"]
-    assert again(home, Milliseconds(NOON_MS + 90_000), *decide) == 0
+    assert run_again(home, Milliseconds(NOON_MS + 90_000), *decide) == 0
     assert switches.find_switch(lake, generation_id).time_ms == NOON_MS + 71_000
     assert switches.read_unfinished_switches(lake) == []
 
 
-def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str], nursery: Nursery) -> None:
+def test_killed_abort_stays_aborted(home: Path, waiting: tuple[Path, str], nursery: Nursery) -> None:
     """Once an abort is committed, a kill after it does not change the decision."""
     lake, generation_id = Lake(home / "lake"), waiting[1]
     switch.prepare_switch(lake, NOON, TWO_PHASE, generation_id, HOSTS[2], HOSTS)
@@ -145,6 +143,6 @@ def test_a_killed_abort_is_an_abort(home: Path, waiting: tuple[Path, str], nurse
         == -signal.SIGKILL
     )
     first = switches.find_switch(lake, generation_id)
-    assert again(home, Milliseconds(late + 5_000), "abort", generation_id) == 0
+    assert run_again(home, Milliseconds(late + 5_000), "abort", generation_id) == 0
     assert switches.find_switch(lake, generation_id) == first
     assert first.phase is SwitchPhase.ABORTED

@@ -41,13 +41,13 @@ def command(home: Path, clock: str, *words: str) -> list[str]:
     return ["--home", str(home), "--clock", clock, *words]
 
 
-def killed(nursery: Nursery, home: Path, step: tuple[str, ...], point: str) -> None:
+def kill_step(nursery: Nursery, home: Path, step: tuple[str, ...], point: str) -> None:
     """Run a step in its own process, which dies at `point`."""
     died = nursery.run(*command(home, *step), kill_at=point)
     assert died.exit_code == -signal.SIGKILL, died.stderr
 
 
-def done(home: Path, step: tuple[str, ...]) -> None:
+def run_step(home: Path, step: tuple[str, ...]) -> None:
     """Run a step to its end."""
     answer = command_line.run("--home", home, "--clock", *step)
     assert answer.exit_code == 0, answer.stderr
@@ -62,7 +62,7 @@ def before(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         homes[name] = folder / name
         homes[name].mkdir()
         for step in steps[:-1]:
-            done(homes[name], step)
+            run_step(homes[name], step)
     return homes
 
 
@@ -73,13 +73,13 @@ def undisturbed(before: dict[str, Path]) -> dict[str, dict[str, list[dict[str, o
     for name, steps in SCRIPTS.items():
         home = before[name].with_name(f"{name}-undisturbed")
         shutil.copytree(before[name], home)
-        done(home, steps[-1])
+        run_step(home, steps[-1])
         rows[name] = contents(home, TABLES)
     return rows
 
 
 @pytest.mark.parametrize(("script", "point"), KILLS)
-def test_a_killed_change_ends_where_it_would_have_ended(
+def test_killed_change_is_completed_by_the_next_run(
     script: str,
     point: str,
     before: dict[str, Path],
@@ -89,12 +89,12 @@ def test_a_killed_change_ends_where_it_would_have_ended(
     """A change killed at any failpoint and run again leaves the same rows; in between readers see whole sets."""
     home = before[script].with_name(f"{script}-{point}")
     shutil.copytree(before[script], home)
-    killed(nursery, home, SCRIPTS[script][-1], point)
+    kill_step(nursery, home, SCRIPTS[script][-1], point)
     lake = Lake(home / "lake")
     assert contents(home, TABLES) != undisturbed[script]
     for name in tablets.read_tables_with_stream_sets(lake):
         assert all(len(stream_set.ids) in (2, 4) for stream_set in tablets.read_stream_sets(lake, *name))
-    done(home, SCRIPTS[script][-1])
+    run_step(home, SCRIPTS[script][-1])
     assert contents(home, TABLES) == undisturbed[script]
 
 
@@ -104,8 +104,8 @@ def test_a_later_clock_keeps_the_time_that_was_decided(
     """The set's time is chosen once: a process that completes a killed split an hour later uses the same time."""
     home = before["split"].with_name("later-clock")
     shutil.copytree(before["split"], home)
-    killed(nursery, home, SPLIT, failpoints.AFTER_TABLET_DECISION)
-    done(home, ("2026-01-01T02:00:00Z", *SPLIT[1:]))
+    kill_step(nursery, home, SPLIT, failpoints.AFTER_TABLET_DECISION)
+    run_step(home, ("2026-01-01T02:00:00Z", *SPLIT[1:]))
     assert contents(home, TABLES) == undisturbed["split"]
 
 

@@ -11,8 +11,8 @@ from cdc_platform.importing import parse_join_request
 from cdc_platform.metastore import JoinRequest
 
 
-def node_fields(number: int, **said: object) -> dict[str, object]:
-    """Return the fields of the bootstrap file of node `number`, overridden by `said`, which must contain the tokens."""
+def node_fields(number: int, **overrides: object) -> dict[str, object]:
+    """Return the fields of the bootstrap file of node `number`, with `overrides`, which must contain the tokens."""
     return {
         "host_id": str(uuid.UUID(int=number)),
         "address": f"10.0.0.{number}",
@@ -20,7 +20,7 @@ def node_fields(number: int, **said: object) -> dict[str, object]:
         "rack": "r1",
         "shard_count": 2,
         "ignore_msb": 12,
-    } | said
+    } | overrides
 
 
 def node_text(number: int, count: int = 16, shard_count: int = 4, ignore_msb: int = 12) -> str:

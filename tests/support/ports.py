@@ -9,8 +9,8 @@ def free_ports(count: int) -> list[int]:
     """Return distinct ports at which no process listens now on any loopback address."""
     sockets = [socket.create_server(("", 0)) for _ in range(count)]
     ports = [server.getsockname()[1] for server in sockets]
-    for each in sockets:
-        each.close()
+    for listener in sockets:
+        listener.close()
     return ports
 
 

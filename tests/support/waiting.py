@@ -7,10 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 
-def await_true(found: Callable[[], Any], seconds: float, what: str) -> Any:
-    """Wait until `found` returns a true value, and return it."""
+def await_true(condition: Callable[[], Any], seconds: float, what: str) -> Any:
+    """Wait until `condition` returns a true value, and return it."""
     deadline = time.monotonic() + seconds
-    while not (answer := found()):
+    while not (answer := condition()):
         assert time.monotonic() < deadline, f"{what} took more than {seconds} s"
         time.sleep(0.3)
     return answer

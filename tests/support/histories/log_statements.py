@@ -193,7 +193,7 @@ def _element_writes(column: Column, timestamp: Microseconds, ttl: int) -> st.Sea
                     CollectionChange(None, _elements(kind, value, timestamp, ttl)),
                 )
             )
-            return added | doubly | parts.map(lambda found: removed(found, kind.element))
+            return added | doubly | parts.map(lambda elements: removed(elements, kind.element))
         case ListType():
             return st.sampled_from(LIST_KEYS).flatmap(
                 lambda key: one(f"{name}[SCYLLA_TIMEUUID_LIST_INDEX({key})]", kind.element, key)

@@ -14,10 +14,10 @@ BY_THE_MACHINE = frozenset({"machine_marked_at"})
 
 
 def contents(
-    place: Lake | Path, tables: Iterable[Table] = tuple(TABLES.values()), *, without: Collection[str] = ()
+    home_or_lake: Lake | Path, tables: Iterable[Table] = tuple(TABLES.values()), *, without: Collection[str] = ()
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the rows of a lake or of a home's lake, by table; `without` names columns that hold write times."""
-    lake = place if isinstance(place, Lake) else Lake(place / "lake")
+    lake = home_or_lake if isinstance(home_or_lake, Lake) else Lake(home_or_lake / "lake")
     rows_by_table = {}
     for table in tables:
         # A key is never omitted, since rows are compared in key order.

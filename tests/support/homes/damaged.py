@@ -140,18 +140,18 @@ def _changed(value: Any) -> Any:
 
 def doubled_row(folder: Path) -> bool:
     """Add a second copy of a row."""
-    if (found := _one(folder)) is None:
+    if (sample := _one(folder)) is None:
         return False
-    _, add, row = found
+    _, add, row = sample
     commit(folder, added(folder, row, add))
     return True
 
 
 def foreign_row(folder: Path) -> bool:
     """Add a row that differs from an existing one in every column."""
-    if (found := _one(folder)) is None:
+    if (sample := _one(folder)) is None:
         return False
-    _, add, row = found
+    _, add, row = sample
     (values,) = row.to_pylist()
     changed = pa.Table.from_pylist([{name: _changed(value) for name, value in values.items()}], schema=row.schema)
     commit(folder, added(folder, changed, add))
@@ -160,9 +160,9 @@ def foreign_row(folder: Path) -> bool:
 
 def null_in_key(folder: Path) -> bool:
     """Add a row without any value."""
-    if (found := _one(folder)) is None:
+    if (sample := _one(folder)) is None:
         return False
-    _, add, row = found
+    _, add, row = sample
     schema = pa.schema([field.with_nullable(True) for field in row.schema])
     nothing = pa.table([pa.nulls(1, field.type) for field in schema], schema=schema)
     commit(folder, added(folder, nothing, add))
@@ -311,9 +311,9 @@ def deep_entry(folder: Path) -> bool:
 
 def deep_envelope(folder: Path) -> bool:
     """Add a second copy of a row by a commit whose CommitInfo is nested five thousand levels deep."""
-    if (found := _one(folder)) is None:
+    if (sample := _one(folder)) is None:
         return False
-    _, add, row = found
+    _, add, row = sample
     commit(folder, {"commitInfo": {"cdc_platform": "[" * _NESTED + "]" * _NESTED}}, added(folder, row, add))
     return True
 

@@ -129,11 +129,11 @@ def path_of(line: str) -> str:
     return next(path for path in (" ".join(words[:2]), words[0]) if path in paths)
 
 
-def home_of(asked: Asked, place: Path) -> Path:
+def home_of(case: Asked, folder_of_home: Path) -> Path:
     """Create the home of a case in a folder, before the commands that the case runs first."""
-    if asked.home != SWITCHING:
-        return home_for(place, asked.home) / HOME
-    folder = open_home_location(place / HOME).path
+    if case.home != SWITCHING:
+        return home_for(folder_of_home, case.home) / HOME
+    folder = open_home_location(folder_of_home / HOME).path
     switching(Lake(folder / "lake"))
     return folder
 

@@ -31,9 +31,9 @@ class ReadLog:
     reader: str = INGEST_CONSUMER
 
 
-def ingested_home(place: Path | str, logs: Sequence[ReadLog], name: str = "prod") -> tuple[HomeLocation, ScyllaCluster]:
+def ingested_home(path: Path | str, logs: Sequence[ReadLog], name: str = "prod") -> tuple[HomeLocation, ScyllaCluster]:
     """Register a cluster whose home has these tables of the keyspace `shop`; return both."""
-    home = open_home_location(place)
+    home = open_home_location(path)
     cluster = registry.add_cluster(home, name, Connection(contacts=("127.0.0.1:1",)))
     lake = Lake(cluster.open_home().lake)
     clock = Clock(Microseconds(POSITION_US - 3_600 * SECOND_US))

@@ -50,8 +50,8 @@ def home_for(folder: Path, name: str) -> Path:
     return page_folder
 
 
-def _lake(place: Path) -> Lake:
-    return Lake(place / HOME / "lake")
+def _lake(folder: Path) -> Lake:
+    return Lake(folder / HOME / "lake")
 
 
 def _node(number: int, tokens: int, shards: int) -> Node:
@@ -60,16 +60,16 @@ def _node(number: int, tokens: int, shards: int) -> Node:
     return Node(UUID(int=number), tuple(drawn.tolist()), shards, 12, f"10.0.0.{number}", "dc1", "r1", features)
 
 
-def _timeline(place: Path, name: str, nodes: Iterable[int] = ()) -> Lake:
+def _timeline(folder: Path, name: str, nodes: Iterable[int] = ()) -> Lake:
     """Create a home of `timelines`, with these nodes as the ring."""
-    timelines.home_of(place, name).rename(place / HOME)
-    ring_of(_lake(place), nodes)
-    return _lake(place)
+    timelines.home_of(folder, name).rename(folder / HOME)
+    ring_of(_lake(folder), nodes)
+    return _lake(folder)
 
 
-def _resharded(place: Path, name: str, number: int, shards: int) -> None:
-    """Create a generation of two nodes of which one now has another number of shards in the ring."""
-    lake = _timeline(place, name, [1])
+def _resharded(folder: Path, name: str, number: int, shards: int) -> None:
+    """Create a generation of two nodes; one of them now has another number of shards in the ring."""
+    lake = _timeline(folder, name, [1])
     write_nodes(lake, [dataclasses.replace(parse_node(number), shard_count=shards)])
 
 
@@ -81,23 +81,23 @@ def _rewritten(lake: Lake, table: Table, change: Callable[[list[dict[str, Any]]]
     write_deltalake(opened, pa.Table.from_pylist(rows, schema=pa.schema(opened.schema())), mode="overwrite")
 
 
-def _logged(place: Path, statements: str, clock: str) -> None:
+def _logged(folder: Path, statements: str, clock: str) -> None:
     """Store the log rows of CQL statements."""
-    (place / "statements.cql").write_text(statements, encoding="utf-8")
-    answer = run("--home", place / HOME, "--clock", clock, "cql", "run", place / "statements.cql", "--apply")
+    (folder / "statements.cql").write_text(statements, encoding="utf-8")
+    answer = run("--home", folder / HOME, "--clock", clock, "cql", "run", folder / "statements.cql", "--apply")
     assert answer.exit_code == 0, answer.stderr
 
 
-def empty_cluster(place: Path) -> None:
+def empty_cluster(folder: Path) -> None:
     """One node of 256 tokens and two shards; no CDC tables are declared."""
-    write_nodes(_lake(place), [_node(1, 256, 2)])
+    write_nodes(_lake(folder), [_node(1, 256, 2)])
 
 
-def old_generations(place: Path) -> None:
+def old_generations(folder: Path) -> None:
     """Four generations, one per day, and a table that lowered its TTL in the second one; the first is marked."""
-    imported = expiring.import_generations(place)
-    imported.rename(place / HOME)
-    lake = _lake(place)
+    imported = expiring.import_generations(folder)
+    imported.rename(folder / HOME)
+    lake = _lake(folder)
     expiring.add_table(lake, 2 * 86_400, name="orders")
     changed = Milliseconds(expiring.TIMES_MS[1] + expiring.HOUR_MS)
     cdc_tables.alter_cdc_table(lake, expiring.at(changed), "ks", "orders", ttl_seconds=3600)
@@ -107,81 +107,81 @@ def old_generations(place: Path) -> None:
     expiring.mark(lake, Milliseconds(expiring.TIMES_MS[3] + expiring.HOUR_MS // 2))
 
 
-def stream_history(place: Path) -> None:
+def stream_history(folder: Path) -> None:
     """A tablet-based table that was split twice, one day apart."""
-    lake, settings = _lake(place), Settings()
+    lake, settings = _lake(folder), Settings()
     begin = parse_time_us("2026-01-31T12:00:05Z")
     tablets.create_tablets(lake, Clock(begin), settings, "shop", "orders", uniform_tablet_ends(2), ttl_seconds=86_400)
     for day, count in ((1, 4), (2, 8)):
         tablets.split_tablets(lake, Clock(Microseconds(begin + day * DAY_US)), settings, "shop", "orders", count)
 
 
-def just_booted(place: Path) -> None:
+def just_booted(folder: Path) -> None:
     """One generation, which starts at 22:13:20."""
-    _timeline(place, "plain", [1])
+    _timeline(folder, "plain", [1])
 
 
-def gossiped_alone(place: Path) -> None:
+def gossiped_alone(folder: Path) -> None:
     """A node names a generation that no table describes."""
-    _timeline(place, "named_by_node", [1])
+    _timeline(folder, "named_by_node", [1])
 
 
-def switch_of_generations(place: Path) -> None:
+def switch_of_generations(folder: Path) -> None:
     """Three generations, an hour apart."""
-    _timeline(place, "three", [1, 2, 3])
+    _timeline(folder, "three", [1, 2, 3])
 
 
-def nodes_left(place: Path) -> None:
-    """A generation of three nodes, of which one has left."""
-    _timeline(place, "three", [1, 3])
+def nodes_left(folder: Path) -> None:
+    """A generation of three nodes; one of them has left."""
+    _timeline(folder, "three", [1, 3])
 
 
-def skewed(place: Path) -> None:
+def skewed(folder: Path) -> None:
     """A generation of one node, and a second node in the ring."""
-    _timeline(place, "plain", [1, 2])
+    _timeline(folder, "plain", [1, 2])
 
 
-def more_cores(place: Path) -> None:
+def more_cores(folder: Path) -> None:
     """A generation for a node of two shards, which has three now."""
-    _resharded(place, "plain", 1, 3)
+    _resharded(folder, "plain", 1, 3)
 
 
-def never_described(place: Path) -> None:
+def never_described(folder: Path) -> None:
     """A second generation in the ledger without any row in the table of descriptions."""
-    lake = _timeline(place, "introduced", [1, 2])
+    lake = _timeline(folder, "introduced", [1, 2])
     generation_id = timelines.uuid_of(timelines.SECOND_MS)
     lake.delete(GENERATION_DESCRIPTIONS_V2, [("id", "=", generation_id)])
 
 
-def rows_missing(place: Path) -> None:
+def rows_missing(folder: Path) -> None:
     """Three generations; readers see the timestamp and nine of twelve rows of the last one."""
-    lake = _timeline(place, "three", [1, 2, 3])
+    lake = _timeline(folder, "three", [1, 2, 3])
     last = datetime_from_ms(timelines.THIRD_MS)
 
     def without(rows: list[dict[str, Any]]) -> None:
         ends = sorted(row["range_end"] for row in rows if row["time"] == last)
         rows[:] = [row for row in rows if row["time"] != last or row["range_end"] not in ends[:3]]
 
-    _logged(place, "INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);", "2023-11-15T00:20:00Z")
+    _logged(folder, "INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1);", "2023-11-15T00:20:00Z")
     _rewritten(lake, STREAMS_DESCRIPTIONS_V2, without)
 
 
-def tablets_split(place: Path) -> None:
+def tablets_split(folder: Path) -> None:
     """A table whose two tablets are split into four."""
-    lake, settings = _lake(place), Settings()
+    lake, settings = _lake(folder), Settings()
     begin = parse_time_us("2026-01-31T12:00:05Z")
     tablets.create_tablets(lake, Clock(begin), settings, "shop", "orders", uniform_tablet_ends(2), ttl_seconds=86_400)
     tablets.split_tablets(lake, Clock(Microseconds(begin + HOUR_US)), settings, "shop", "orders", 4)
 
 
-def not_published(place: Path) -> None:
+def not_published(folder: Path) -> None:
     """A second generation that nodes use and that is not published to clients."""
-    _timeline(place, "introduced", [1, 2])
+    _timeline(folder, "introduced", [1, 2])
 
 
-def unknown_shards(place: Path) -> None:
+def unknown_shards(folder: Path) -> None:
     """A generation in which one range was made as if its owner had one shard (scylladb#6223)."""
-    lake = _timeline(place, "plain", [1])
+    lake = _timeline(folder, "plain", [1])
 
     def fewer(rows: list[dict[str, Any]]) -> None:
         rows[0]["streams"] = rows[0]["streams"][:1]
@@ -190,16 +190,16 @@ def unknown_shards(place: Path) -> None:
         _rewritten(lake, table, fewer)
 
 
-def two_hundred_nodes(place: Path) -> None:
+def two_hundred_nodes(folder: Path) -> None:
     """A ring of 199 nodes with 256 tokens and 64 shards each, and the step that adds another node."""
-    write_nodes(_lake(place), [_node(number, 256, 64) for number in range(1, 200)])
+    write_nodes(_lake(folder), [_node(number, 256, 64) for number in range(1, 200)])
     steps = [{"add": {"num_tokens": 256, "shard_count": 64}}]
-    (place / "one-more.json").write_text(json.dumps(steps), encoding="utf-8")
+    (folder / "one-more.json").write_text(json.dumps(steps), encoding="utf-8")
 
 
-def old_ids(place: Path) -> None:
+def old_ids(folder: Path) -> None:
     """A generation with one stream ID that is older than the version field."""
-    lake = _timeline(place, "plain", [1])
+    lake = _timeline(folder, "plain", [1])
 
     def older(rows: list[dict[str, Any]]) -> None:
         rows[0]["streams"][0] = rows[0]["streams"][0][:15] + b"\xd2"
@@ -208,9 +208,9 @@ def old_ids(place: Path) -> None:
         _rewritten(lake, table, older)
 
 
-def dead_checkpoints(place: Path) -> None:
+def dead_checkpoints(folder: Path) -> None:
     """A generation that was removed although a consumer's position is in it, and the checkpoints of a Go client."""
-    lake = _timeline(place, "removed", [1])
+    lake = _timeline(folder, "removed", [1])
     first, second = timelines.FIRST_MS, timelines.SECOND_MS
     for name, at in (("audit", first), ("search", second)):
         consumers.register_consumer(
@@ -222,16 +222,16 @@ def dead_checkpoints(place: Path) -> None:
     rows = [("0001-01-01 00:00:00+0000", "0x", expiring.iso(second)), *checkpoints]
     lines = [f"{when},app,ks.t,{stream},{current}," for when, stream, current in rows]
     head = "generation,application_name,table_name,stream_id,current_generation,last_timestamp"
-    (place / "cdc_progress.csv").write_text("\n".join([head, *lines, ""]), encoding="utf-8")
+    (folder / "cdc_progress.csv").write_text("\n".join([head, *lines, ""]), encoding="utf-8")
 
 
-def lost_batch(place: Path) -> None:
+def lost_batch(folder: Path) -> None:
     """A log with two readers; one reader and the log have since lost a whole batch; and the base table."""
-    lake = _timeline(place, "three", [1, 2, 3])
+    lake = _timeline(folder, "three", [1, 2, 3])
     for number, clock in enumerate(("2023-11-14T22:20:00Z", "2023-11-14T23:20:00Z", "2023-11-15T00:20:00Z")):
-        _logged(place, f"INSERT INTO ks.t (p, k, v) VALUES ({number}, 1, 1);", clock)
+        _logged(folder, f"INSERT INTO ks.t (p, k, v) VALUES ({number}, 1, 1);", clock)
     for name in ("audit", "search"):
-        answer = run("--home", place / HOME, "--clock", "2023-11-15T00:10:00Z", "consume", "ks.t", "--name", name)
+        answer = run("--home", folder / HOME, "--clock", "2023-11-15T00:10:00Z", "consume", "ks.t", "--name", name)
         assert answer.exit_code == 0, answer.stderr
     schema = read_table_schema(lake, "ks", "t")
 
@@ -241,23 +241,23 @@ def lost_batch(place: Path) -> None:
     for table in (log_table(schema), sink_table(schema, "audit")):
         _rewritten(lake, table, without)
     rows = "\n".join(json.dumps({"p": number, "k": 1, "v": 1}) for number in range(3))
-    (place / "base.txt").write_text(f"{rows}\n", encoding="utf-8")
+    (folder / "base.txt").write_text(f"{rows}\n", encoding="utf-8")
 
 
-def half_rewritten(place: Path) -> None:
-    """Three V1 generations of which one has lost its description; the rewrite ran on one of three nodes."""
+def half_rewritten(folder: Path) -> None:
+    """Three V1 generations, one without its description; the rewrite ran on one of three nodes."""
     first, *_ = times = v1_tables.times(3)
-    v1_tables.old_cluster(_lake(place), times, without_data=[first])
+    v1_tables.old_cluster(_lake(folder), times, without_data=[first])
     clock = expiring.iso(Milliseconds(times[-1] + v1_tables.HOUR_MS))
     node = "00000000-0000-0000-0000-000000000001"
-    assert run("--home", place / HOME, "--clock", clock, "rewrite", "--node", node).exit_code == 0
+    assert run("--home", folder / HOME, "--clock", clock, "rewrite", "--node", node).exit_code == 0
 
 
-def expiring_row(place: Path) -> None:
+def expiring_row(folder: Path) -> None:
     """A generation, and a file with a write that has a TTL."""
-    _timeline(place, "plain", [1])
+    _timeline(folder, "plain", [1])
     text = "INSERT INTO ks.t (p, k, v) VALUES (7, 1, 1) USING TTL 60;\n"
-    (place / "with-ttl.cql").write_text(text, encoding="utf-8")
+    (folder / "with-ttl.cql").write_text(text, encoding="utf-8")
 
 
 PROBLEMS: dict[str, Callable[[Path], None]] = {

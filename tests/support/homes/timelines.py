@@ -114,7 +114,7 @@ def only_v1(lake: Lake) -> None:
 
 
 def timestamp_only(lake: Lake) -> None:
-    """One generation of which only the timestamp was exported."""
+    """One generation with only its timestamp exported."""
     _put(lake, GENERATION_TIMESTAMPS, {"key": "timestamps", "time": datetime_from_ms(FIRST_MS)})
 
 

@@ -120,9 +120,9 @@ class ModelPartition:
         return after and (end is None or self._compare(key, end.prefix) < (0 if not end.inclusive else 1))
 
     def _compare(self, key: tuple, prefix: tuple) -> int:
-        for own, theirs, descending in zip(key, prefix, self.descending, strict=False):
-            if own != theirs:
-                return -1 if (own < theirs) != descending else 1
+        for own, bound, descending in zip(key, prefix, self.descending, strict=False):
+            if own != bound:
+                return -1 if (own < bound) != descending else 1
         return 0
 
     def contents(self) -> dict[tuple, tuple]:

@@ -73,7 +73,7 @@ def killed_and_run_again(nursery: Nursery, case: Case, folder: Path, *, some: in
     twin = _copied(before, folder / "undisturbed")
     undisturbed = nursery.traced(_command(case, twin), twin, environment=case.environment)
     assert undisturbed.exit_code == 0, undisturbed
-    due = everything(twin, case.without)
+    expected = everything(twin, case.without)
     count = len(undisturbed.operations)
     assert count, "a command that changes no file needs no test"
     chosen = list(range(count))
@@ -83,11 +83,11 @@ def killed_and_run_again(nursery: Nursery, case: Case, folder: Path, *, some: in
         home = _copied(before, folder / f"killed-{number}")
         died = nursery.traced(_command(case, home), home, number, environment=case.environment)
         assert died.exit_code in (-signal.SIGKILL, 0), died
-        was_done = case.refused is not None and _has_rows(home, case.without, due)
+        was_done = case.refused is not None and _has_rows(home, case.without, expected)
         (again,) = nursery.race([_command(case, home)], environment=case.environment)
         context = f"killed before operation {number} of {count}: {died.operations[-1:]}\n{again.stderr}"
         assert _is_done(case, again, was_done), context
-        if differences := _differences(everything(home, case.without), due):
+        if differences := _differences(everything(home, case.without), expected):
             raise AssertionError("\n".join([context, *map(repr, differences)]))
         assert case.more(home) == case.more(twin), context
         _assert_nobody_holds_a_draft(home)
@@ -95,20 +95,20 @@ def killed_and_run_again(nursery: Nursery, case: Case, folder: Path, *, some: in
     return len(chosen)
 
 
-def _has_rows(home: Path, without: Collection[str], due: dict[str, list[str]]) -> bool:
+def _has_rows(home: Path, without: Collection[str], expected: dict[str, list[str]]) -> bool:
     """Return True if every table has the expected rows; a table that the command repairs may be unreadable."""
     try:
-        return everything(home, without) == due
+        return everything(home, without) == expected
     except DeltaError:
         return False
 
 
-def _differences(actual: dict[str, list[str]], due: dict[str, list[str]]) -> list[tuple[str, str, str]]:
+def _differences(actual: dict[str, list[str]], expected: dict[str, list[str]]) -> list[tuple[str, str, str]]:
     """Return every row that only one side has: table, side, row."""
     return [
         (table, whose, row)
-        for table in sorted(actual.keys() | due.keys())
-        for whose, rows, others in (("found", actual, due), ("due", due, actual))
+        for table in sorted(actual.keys() | expected.keys())
+        for whose, rows, others in (("found", actual, expected), ("due", expected, actual))
         for row in (Counter(rows.get(table, ())) - Counter(others.get(table, ()))).elements()
     ]
 

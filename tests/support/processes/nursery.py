@@ -135,9 +135,9 @@ class Nursery:
         )
         return Ended(**result | {"operations": tuple((call, path) for call, path in result["operations"])})
 
-    def _ask(self, **asked: Any) -> Any:
+    def _ask(self, **request: Any) -> Any:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(asked) + "\n")
+        self._process.stdin.write(json.dumps(request) + "\n")
         self._process.stdin.flush()
         return self._answer()
 

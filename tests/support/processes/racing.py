@@ -33,11 +33,11 @@ def explained(
     rule: Callable[[State, Command], tuple[State, bool]],
     before: Hashable,
     commands: list[Command],
-    ended: list[Ended],
+    results: list[Ended],
     after: Hashable,
 ) -> bool:
     """Return True if some order of the commands gives their results and the final state."""
-    outcomes = [(command, result.exit_code == 0) for command, result in zip(commands, ended, strict=True)]
+    outcomes = [(command, result.exit_code == 0) for command, result in zip(commands, results, strict=True)]
     return some_order_explains(rule, before, outcomes, after)
 
 

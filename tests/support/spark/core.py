@@ -57,10 +57,10 @@ def core(spark: SparkSession, lake: Lake) -> None:
     wrong = rows.withColumn("range_end", F.lit(None).cast("bigint"))
     with pytest.raises(InputError, match="range_end may not be null"):
         frames.replace_partition(TaskRunner(lambda: spark), lake, table, wrong, {"time": TIME})
-    due = arrow_to_spark_schema(table.schema)
-    assert IncomingFrameSchema("rows", due).misfits(rows) == []
+    expected = arrow_to_spark_schema(table.schema)
+    assert IncomingFrameSchema("rows", expected).misfits(rows) == []
     wrong = rows.drop("range_end").withColumn("time", F.lit("noon"))
-    assert IncomingFrameSchema("rows", due).misfits(wrong) == [
+    assert IncomingFrameSchema("rows", expected).misfits(wrong) == [
         ColumnMismatch("time", "string", "timestamp"),
         ColumnMismatch("range_end", None, "bigint"),
     ]

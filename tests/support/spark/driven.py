@@ -58,10 +58,10 @@ class Cluster:
                 patched.setenv(name, value)
             yield
 
-    def gives(self, *given: Mapping[str, str]) -> None:
+    def gives(self, *variables: Mapping[str, str]) -> None:
         """Set additional variables of each worker, in order, and let all of them use the store's plain endpoint."""
-        self.finds(*["plain"] * len(given))
-        self.standalone.give(*given)
+        self.finds(*["plain"] * len(variables))
+        self.standalone.give(*variables)
 
     def finds(self, *doors: str) -> None:
         """Let each worker, in order, use one of the store's endpoints, without a restart."""

@@ -111,15 +111,17 @@ class Worker:
             preexec_fn=get_death_signal_setter(),
         )
 
-    def count(self, said: str) -> int:
+    def count(self, text: str) -> int:
         """Count how often a text is in its executors' logs."""
         logs = (self.folder / "work").glob("app-*/*/stderr")
-        return sum(log.read_text(encoding="utf-8", errors="replace").count(said) for log in logs)
+        return sum(log.read_text(encoding="utf-8", errors="replace").count(text) for log in logs)
 
     def await_executor(self) -> None:
         """Wait until it has an executor with everything that the running application distributes."""
-        due = len(get_jars())
-        await_true(lambda: self.count(" Adding file:") >= due, _START_SECONDS, "a worker's executor with its JARs")
+        jar_count = len(get_jars())
+        await_true(
+            lambda: self.count(" Adding file:") >= jar_count, _START_SECONDS, "a worker's executor with its JARs"
+        )
 
     def stand_still(self) -> None:
         """Stop all of its processes where they are."""
@@ -180,12 +182,12 @@ class Standalone:
         self.workers[index] = self._worker(index, other)
         return self.workers[index]
 
-    def give(self, *given: Mapping[str, str]) -> None:
+    def give(self, *variables: Mapping[str, str]) -> None:
         """Set additional variables of each worker, in order; replace workers with other variables and wait for them.
 
         An empty value removes a variable of its environment.
         """
-        for index, other in enumerate(given):
+        for index, other in enumerate(variables):
             if self.workers[index].given != self._of_worker(index, other):
                 self.replace(self.workers[index], **other)
         for worker in self.workers:
@@ -211,12 +213,12 @@ class Standalone:
         ]  # the last line may be incomplete
         return [json.loads(line) for text in complete for line in text.splitlines()]
 
-    def _worker(self, place: int, other: Mapping[str, str]) -> Worker:
-        master, host = f"spark://{HOST}:{self._port}", _HOSTS_OF_WORKERS.format(place + 1)
-        return Worker(master, self._shared, self._hidden, self._of_worker(place, other), host)
+    def _worker(self, index: int, other: Mapping[str, str]) -> Worker:
+        master, host = f"spark://{HOST}:{self._port}", _HOSTS_OF_WORKERS.format(index + 1)
+        return Worker(master, self._shared, self._hidden, self._of_worker(index, other), host)
 
-    def _of_worker(self, place: int, other: Mapping[str, str]) -> dict[str, str]:
-        variables = {**self._given[place], **other}
+    def _of_worker(self, index: int, other: Mapping[str, str]) -> dict[str, str]:
+        variables = {**self._given[index], **other}
         # It sees no file of this checkout, the only place where it would look for certificates.
         return {name: value for name, value in variables.items() if value and name not in NO_CERTIFICATES}
 

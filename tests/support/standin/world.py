@@ -402,9 +402,9 @@ class World:
         for row in self._session.execute(f"SELECT id FROM system_schema.tables WHERE {where}", (keyspace, table)):
             self._change(f"UPDATE system_schema.tables SET id = %s WHERE {where}", (row.id, keyspace, table))
 
-    def _local(self, place: int, name: str, node: Node) -> None:
+    def _local(self, index: int, name: str, node: Node) -> None:
         self.put(
-            f"node{place}.local",
+            f"node{index}.local",
             key="local",
             broadcast_address=node.address,
             listen_address=node.address,

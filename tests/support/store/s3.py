@@ -111,8 +111,8 @@ class S3:
         with urllib.request.urlopen(f"{self._url('plain')}{path}", timeout=30) as answer:
             return json.loads(answer.read())
 
-    def _tell(self, path: str, what: object) -> None:
-        request = urllib.request.Request(f"{self._url('plain')}{path}", json.dumps(what).encode(), method="PUT")
+    def _tell(self, path: str, setting: object) -> None:
+        request = urllib.request.Request(f"{self._url('plain')}{path}", json.dumps(setting).encode(), method="PUT")
         with urllib.request.urlopen(request, timeout=30):
             return
 

@@ -20,8 +20,8 @@ _UNPRIVILEGED = ("postgres", "nobody")
 
 def find_program(name: str) -> Path | None:
     """Return a program of Postgres: from PATH, or from the newest version of Debian's packages."""
-    if (found := shutil.which(name)) is not None:
-        return Path(found)
+    if (program := shutil.which(name)) is not None:
+        return Path(program)
     versions = sorted(Path("/usr/lib/postgresql").glob(f"*/bin/{name}"), key=lambda path: int(path.parts[-3]))
     return versions[-1] if versions else None
 
