@@ -40,7 +40,7 @@ _KEYSPACES = "CREATE TABLE scylla_schema.scylla_keyspaces (keyspace_name text PR
 
 @dataclass(frozen=True)
 class Reading:
-    """What one process took: seconds, CPU seconds of it and of the server, peak memory in bytes, pages."""
+    """The cost of one process: seconds, CPU seconds of it and of the server, peak memory in bytes, pages."""
 
     seconds: float
     cpu: float

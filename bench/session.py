@@ -78,7 +78,7 @@ class Bench:
 
     @property
     def default_workers(self) -> TaskRunner:
-        """The runner of a user: this process as far as that is faster, and that session."""
+        """The runner of a user: this process where that is faster, else that session."""
         return TaskRunner(lambda: self.spark)
 
     @contextmanager

@@ -76,7 +76,7 @@ def clone(folder: Path) -> None:
 @pytest.mark.skipif(not (ROOT / ".venv" / ".installed").exists(), reason="the README's commands need make .venv")
 @pytest.mark.long("all that the README tells to type, with a process for each line")
 def test_the_tour_runs_as_written(tmp_path: Path, server: ConnectServer) -> None:
-    """Every command of the README works as typed, one after the other, from the project's root."""
+    """Every command of the README works as typed, in order, from the project's root."""
     clone(tmp_path)
     env = {**os.environ, **server.environment}  # one warm Spark for all of them: the embedded one has its own tests
     env.pop("CDC_PLATFORM_HOME", None)

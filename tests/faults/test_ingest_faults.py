@@ -51,7 +51,7 @@ def paged(standin: StandIn, tmp_path: Path) -> ScyllaCluster:
 
 @dataclass(frozen=True)
 class Fault:
-    """What happens when the n-th page of a window is requested. `runs`: how many ingests may give up because of it."""
+    """A fault at the request for the n-th page of a window. `runs`: how many ingests may give up because of it."""
 
     name: str
     happens: Callable[[StandIn, LiveLog], None]

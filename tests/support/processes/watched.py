@@ -1,4 +1,4 @@
-"""Run a command in its own process, whose memory the system reports."""
+"""Run a command in its own process and measure its memory."""
 
 from __future__ import annotations
 

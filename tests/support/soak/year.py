@@ -41,7 +41,7 @@ _MODULES = (
     "cdc_platform.reporting.page",
     "cdc_platform.spark.frames",
 )
-"""What a life would import. Nothing of it starts a thread before it is used."""
+"""Imports of a life. None of them starts a thread before its use."""
 
 
 def run_soak(folder: Path, plan: Plan, log_file: Path | None = None) -> dict[str, Any]:
@@ -84,7 +84,7 @@ def run_soak(folder: Path, plan: Plan, log_file: Path | None = None) -> dict[str
 
 
 def _run_inside(folder: Path, plan: Plan) -> int:
-    """Run the lives of a soak one after the other, until one reaches the end."""
+    """Run the lives of a soak one after another, until one reaches the end."""
     from support.files.small_disk import mounted_disk
     from support.soak.daemon import reuse_engines
     from support.soak.faults import DISK_BYTES

@@ -67,7 +67,7 @@ class Azurite(Program):
 
 
 def fetch() -> None:
-    """Install it into the platform's cache folder, unless it is there."""
+    """Install it into the platform's cache folder, unless it is installed."""
     fetched(_NAME, _fetch)
 
 

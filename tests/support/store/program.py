@@ -71,7 +71,7 @@ class OfGo:
         return f"go install {self.source}@{self.version}"
 
     def build(self) -> None:
-        """Build it into the cache folder, unless it is there."""
+        """Build it into the cache folder, unless it is built."""
         fetched(self._folder, self._build)
 
     @property
