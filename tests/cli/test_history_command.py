@@ -25,7 +25,7 @@ RUN = "2f9c2f6e-2b5e-4e0c-9d1c-9c1f3f0a7c11"
 
 @pytest.fixture
 def home(tmp_path: Path) -> Path:
-    """A home with two queued nodes, the first of which joined in a Dagster run."""
+    """Two queued nodes, the first of them joined by a Dagster run."""
     lake = Lake(tmp_path / "home" / "lake")
     for number in (1, 2):
         with commit_as(CommitAuthor("a test", "queueing")):

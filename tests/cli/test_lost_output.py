@@ -53,7 +53,7 @@ def closed() -> None:
 
 @pytest.mark.grid("commands without an output", 12)
 @pytest.mark.parametrize("output", [full, unread, closed])
-@pytest.mark.parametrize("asked", [each for each in CASES if each.line not in SPARK], ids=str)
+@pytest.mark.parametrize("asked", [case for case in CASES if case.line not in SPARK], ids=str)
 def test_a_command_does_the_same_without_an_output(
     asked: Asked,
     output: Callable[[], TextIO | None],
@@ -87,7 +87,7 @@ def test_a_command_does_the_same_without_an_output(
 
 
 @pytest.mark.parametrize("streams", ["> /dev/full 2> /dev/full", ">&-", ">&- 2>&-", "<&- >&- 2>&-", "2>&-"])
-def test_a_change_is_made_whatever_the_standard_streams_are(tmp_path: Path, streams: str) -> None:
+def test_a_change_is_made_with_any_standard_streams(tmp_path: Path, streams: str) -> None:
     """A separate process's first files must not get the descriptors of the streams."""
     home = tmp_path / "home"
     assert run("--home", home, "tables", "add", "ks.t", "--ttl", "60").exit_code == 0

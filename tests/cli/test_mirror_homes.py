@@ -201,8 +201,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_on_mirror(mirror: Path, *words: str, options: tuple[str, ...] = ()) -> Answer:
     """Run the program on the mirror; `{place}` in its words is the folder of the files."""
-    place = mirror.parents[2]
-    return run("--home", mirror, *options, "--clock", iso(NOW_MS), *(word.format(place=place) for word in words))
+    folder = mirror.parents[2]
+    return run("--home", mirror, *options, "--clock", iso(NOW_MS), *(word.format(place=folder) for word in words))
 
 
 def read_cluster_versions(home: Path) -> Mapping[str, int]:
@@ -228,7 +228,7 @@ def test_every_command_is_listed_once() -> None:
 @pytest.mark.parametrize("options", [(), (WRITE_TO_OBSERVED_OPTION,)], ids=["", "with the option"])
 @pytest.mark.parametrize(
     ("path", "words"),
-    [*REFUSED.items(), *((path, words) for path, several in MORE_REFUSED.items() for words in several)],
+    [*REFUSED.items(), *((path, words) for path, alternatives in MORE_REFUSED.items() for words in alternatives)],
     ids=lambda part: part if isinstance(part, str) else " ".join(part),
 )
 def test_commands_that_create_facts_are_refused(
@@ -307,8 +307,8 @@ def test_a_copy_of_the_mirror_is_no_mirror(mirror: Path, tmp_path: Path) -> None
     """In a copy made by `home copy`, which is no mirror, the refused commands succeed."""
     assert run_on_mirror(mirror, "home", "copy", str(mirror), str(tmp_path / "copy")).exit_code == 0
     for words in (["expire"], ["tables", "alter", "ks.t", "--ttl", "5"], ["bootstrap", "{place}/node.json"]):
-        place = mirror.parents[2]
-        result = run("--home", tmp_path / "copy", "--clock", iso(NOW_MS), *(word.format(place=place) for word in words))
+        folder = mirror.parents[2]
+        result = run("--home", tmp_path / "copy", "--clock", iso(NOW_MS), *(word.format(place=folder) for word in words))
         assert result.exit_code == 0, result
 
 

@@ -65,7 +65,7 @@ def test_since_lists_the_generations_that_a_reader_needs(cli: Cli, since: str, i
 
 
 @pytest.mark.parametrize("name", [iso_time(TIME_MS), ID, ID.upper(), iso_time(TIME_MS).replace("Z", "+00:00")])
-def test_streams_come_in_ring_order_and_shard_order(cli: Cli, name: str) -> None:
+def test_streams_are_in_ring_and_shard_order(cli: Cli, name: str) -> None:
     """Every range end of a generation is listed with its streams, position 0 for shard 0."""
     description = generation()
     rows = cli("streams", name, "--json").rows

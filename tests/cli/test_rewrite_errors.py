@@ -80,7 +80,7 @@ DESCRIPTIONS = [
     export(
         "description, two files differ",
         "description contradicts",
-        *(v1_descriptions_csv({NEW_MS: each}) for each in (NEW, OTHER)),
+        *(v1_descriptions_csv({NEW_MS: description}) for description in (NEW, OTHER)),
     ),
     export(
         "description, a time in microseconds",

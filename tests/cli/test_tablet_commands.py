@@ -115,7 +115,7 @@ def test_explain_has_the_reason_of_a_refusal(home: Path) -> None:
 
 
 def test_explain_of_a_table_with_vnodes_uses_generations(home: Path) -> None:
-    """A known table without tablets uses the cluster's generations, of which this home has none."""
+    """A known table without tablets uses the cluster's generations; this home has none."""
     assert at(home, SPLIT, "tables", "add", "ks.v", "--ttl", "60").exit_code == 0
     with_table = at(home, SPLIT, "explain", "--table", "ks.v", "--token", "1", "--json")
     without = at(home, SPLIT, "explain", "--token", "1", "--json")

@@ -1,4 +1,4 @@
-"""The limits of statements, and skipped statements, which never could change a table with CDC."""
+"""The limits of statements, and skipped statements, none of which could change a table with CDC."""
 
 from __future__ import annotations
 

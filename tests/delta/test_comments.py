@@ -15,15 +15,15 @@ from cdc_platform.tables import Table
 from cdc_platform.tables.schema import TIMESTAMP, column
 
 
-def declared(comment: str, *, partition_by: tuple[str, ...] = ()) -> Table:
-    """A table with this comment on everything."""
+def declare(comment: str, *, partition_by: tuple[str, ...] = ()) -> Table:
+    """Return a table with this comment on everything."""
     names = {"name": pa.string(), "at": TIMESTAMP, "count": pa.int64()}
     schema = pa.schema([column(name, kind, comment) for name, kind in names.items()])
     return Table("platform", "commented", schema, ("name", "at"), comment, partition_by)
 
 
 def rows(table: Table, *counts: int) -> pa.Table:
-    """A row per count, in the table's schema with its comments."""
+    """Return one row per count, in the table's schema with its comments."""
     return pa.Table.from_pylist(
         [
             {"name": f"n{count // 10}", "at": datetime_from_ms(Milliseconds(count // 10)), "count": count}
@@ -36,8 +36,8 @@ def rows(table: Table, *counts: int) -> pa.Table:
 @pytest.mark.files
 @pytest.mark.parametrize("partition_by", [(), ("name",), ("at",)])
 def test_every_write_retains_the_comments(tmp_path: Path, partition_by: tuple[str, ...]) -> None:
-    """Appends, merges, replacements and deletions; the last rows are exactly those that were written."""
-    before, now = (declared(comment, partition_by=partition_by) for comment in ("as it was", "reworded"))
+    """Appends, merges, replacements and deletions retain the comments; the final rows are exactly the written ones."""
+    before, now = (declare(comment, partition_by=partition_by) for comment in ("as it was", "reworded"))
     lake = Lake(tmp_path)
     lake.merge(before, rows(before, 10), update=False)
     created = comments(lake, before)
@@ -56,7 +56,7 @@ def test_every_write_retains_the_comments(tmp_path: Path, partition_by: tuple[st
 
 
 def comments(lake: Lake, table: Table) -> tuple[str | None, dict[str, Any]]:
-    """The description and the column comments that Delta's log has."""
+    """Return the description and the column comments in Delta's log."""
     opened = DeltaTable(lake.path(table))
     return opened.metadata().description, {
         field.name: field.metadata.get("comment") for field in opened.schema().fields

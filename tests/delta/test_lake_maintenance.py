@@ -199,7 +199,7 @@ def test_rows_are_replaced_in_the_version_that_was_read(lake: Lake) -> None:
         lake.replace_once(CONSUMERS, consumer(7, name="a"), [], version)
 
 
-def test_a_table_is_widened_behind_its_columns(lake: Lake) -> None:
+def test_a_widened_table_gets_new_columns_at_its_end(lake: Lake) -> None:
     """New columns are null in old rows, and old columns stay; no change is no commit; another type is refused."""
 
     def shaped(**columns: pa.DataType) -> Table:

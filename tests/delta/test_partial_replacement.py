@@ -110,7 +110,7 @@ def test_an_incomplete_read_is_refused(lake: Lake) -> None:
 
 
 def test_a_new_row_takes_the_position_of_the_removed_row_with_its_key() -> None:
-    """The first new row of a key takes the removed row's position; others follow at the end."""
+    """A key's first new row takes the removed row's position, others follow; if all go, only the new rows remain."""
     table = parts()
     rows_read, added = rows(table, 1, 4, 7, 10, 13), rows(table, 16, 10, 4, 4, value="new")
     go = np.isin(np.arange(5), [1, 2, 3])

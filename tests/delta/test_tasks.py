@@ -15,8 +15,8 @@ import pytest
 from cdc_platform.delta import tasks as delta_tasks
 
 
-def written(path: Path, rows: int, streams: int, group: int) -> pa.Table:
-    """A Parquet file of `rows` rows with `streams` streams each, in row groups of `group` rows."""
+def write_file(path: Path, rows: int, streams: int, group: int) -> pa.Table:
+    """Write a Parquet file of `rows` rows with `streams` streams each, in row groups of `group` rows."""
     random = np.random.default_rng(1)
     table = pa.table(
         {"range_end": range(rows), "streams": [[random.bytes(16) for _ in range(streams)] for _ in range(rows)]}
@@ -29,7 +29,7 @@ def written(path: Path, rows: int, streams: int, group: int) -> pa.Table:
 def test_a_file_is_read_in_order_and_in_batches(tmp_path: Path, rows: int, streams: int, group: int) -> None:
     """No batch is much larger than the limit, and together the batches are the file."""
     path = tmp_path / "file.parquet"
-    table = written(path, rows, streams, group)
+    table = write_file(path, rows, streams, group)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delta_tasks, "_BATCH_BYTES", 1 << 14)
         batches = list(delta_tasks.read_file_batches(str(path), ["streams", "range_end"]))
@@ -43,7 +43,7 @@ def test_a_file_is_read_in_order_and_in_batches(tmp_path: Path, rows: int, strea
 def test_only_rows_with_wanted_values_are_read(tmp_path: Path, wanted: list[int]) -> None:
     """The rows equal those of the whole file, without empty batches."""
     path = tmp_path / "file.parquet"
-    table = written(path, 500, 8, 90)
+    table = write_file(path, 500, 8, 90)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delta_tasks, "_BATCH_BYTES", 1 << 11)
         batches = list(
@@ -57,7 +57,7 @@ def test_only_rows_with_wanted_values_are_read(tmp_path: Path, wanted: list[int]
 def test_tasks_transform_their_own_rows(tmp_path: Path) -> None:
     """A transformation applies to batches or to a whole task; a second read gives equal rows."""
     for number in range(2):
-        written(tmp_path / f"{number}.parquet", 3 + number, 1, 10)
+        write_file(tmp_path / f"{number}.parquet", 3 + number, 1, 10)
     rows = delta_tasks.rows_from_files([str(tmp_path / "0.parquet"), str(tmp_path / "1.parquet")], ["range_end"])
     doubled = rows.map(lambda batch: pa.record_batch({"twice": pa.array([2 * end for end in batch[0].to_pylist()])}))
     last = doubled.through(lambda batches: iter([list(batches)[-1].slice(2)]))

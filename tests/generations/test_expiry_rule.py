@@ -381,7 +381,7 @@ def test_unknown_settings_count_as_the_worst_case() -> None:
 
 
 @pytest.mark.parametrize(("ttl", "expected"), [(10, [212, 312, NEVER_US]), (20, [212, NEVER_US, NEVER_US])])
-def test_a_change_that_was_only_seen_may_have_come_at_any_time(ttl: Microseconds, expected: list[int]) -> None:
+def test_an_observed_change_may_have_happened_at_any_time(ttl: Microseconds, expected: list[int]) -> None:
     """If the TTL changed between two observations, it may have been any in between; if not, it was that one."""
     first = CdcSettingsChange(Microseconds(210), Microseconds(0), True, Microseconds(10))
     known = replace(first, at_us=Microseconds(0))

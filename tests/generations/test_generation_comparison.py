@@ -40,7 +40,7 @@ def test_fresh_random_bits_change_the_whole_ring() -> None:
 
 
 @pytest.mark.parametrize("stream", range(12))
-def test_one_changed_stream_weighs_what_its_shard_owns(stream: int) -> None:
+def test_one_changed_stream_counts_for_its_shards_tokens(stream: int) -> None:
     """The changed share is that of a large random sample."""
     old = description([-(2**62), 0, 2**61])
     streams = old.streams.copy()

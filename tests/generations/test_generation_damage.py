@@ -42,7 +42,7 @@ def test_a_fresh_generation_fits() -> None:
     assert damage(GENERATION) == []
 
 
-def test_six_conditions_ask_for_a_repair_by_themselves() -> None:
+def test_six_conditions_require_a_repair() -> None:
     """The conditions are those of checkAndRepairCdcStreams; sharding and excess ranges are warnings."""
     expected = "no-generation v1-format unreadable missing-data range-count uncovered-tokens"
     assert {condition.value for condition in REPAIR_REASONS} == set(expected.split())

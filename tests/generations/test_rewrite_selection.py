@@ -22,7 +22,7 @@ def selected(generations: list[int], tables: list[LogLifetime], now: Millisecond
     return [time for time, is_selected in zip(generations, mask.tolist(), strict=True) if is_selected]
 
 
-def test_the_refinement_gives_the_vectors(vectors: dict[str, Any]) -> None:
+def test_the_refinement_equals_the_vectors(vectors: dict[str, Any]) -> None:
     """With creation times and a margin of ten seconds, the selection equals every vector, given in seconds."""
     for vector in vectors["rewrite_v1_selection_seconds"]:
         tables = [LogLifetime(table["ttl"] * 1000, table["creation"] * 1000) for table in vector["tables"]]
@@ -85,7 +85,7 @@ def test_without_tables_nothing_is_retained() -> None:
     assert selected([1, 2, 3], [], Milliseconds(10)) == []
 
 
-def test_a_log_that_never_expires_keeps_everything() -> None:
+def test_a_log_that_never_expires_retains_everything() -> None:
     """With a TTL of 0, rows since the beginning are live; with a creation time, rows since then."""
     assert (
         get_oldest_live_ms(

@@ -36,7 +36,7 @@ def as_bytes(stream_array: np.ndarray) -> list[bytes]:
 
 
 def by_token(*stream_tokens: int) -> np.ndarray:
-    """Return streams of which only the tokens matter."""
+    """Return streams with these tokens, and random bits of zero."""
     return ids([tablet_oracle.make(token, 0) for token in stream_tokens])
 
 

@@ -51,7 +51,7 @@ def acknowledge(switch: GenerationSwitch, **ends: int) -> GenerationSwitch:
 
 
 def test_a_switch_begins_undecided_with_its_deadline() -> None:
-    """The switch has its participants in order, none of which has answered."""
+    """The switch has its participants in order and no answers."""
     switch = prepare(hosts=("b", "a"))
     assert switch == GenerationSwitch("g", "a", ("a", "b"), NOW, Milliseconds(NOW + 30_000))
     assert (switch.phase, switch.missing, switch.is_decided) == (SwitchPhase.PREPARING, ("a", "b"), False)

@@ -160,7 +160,7 @@ def test_explaining_the_past_forgets_nothing() -> None:
     assert history.times_us == (10 * S, 50 * S, 90 * S)
 
 
-def test_a_lookup_takes_the_stream_of_the_operating_generation() -> None:
+def test_a_lookup_returns_the_stream_of_the_operating_generation() -> None:
     """Before, at and after a switch, the write gets the stream of the generation that operates at its time."""
     old, new = description(1), description(2)
     node = CdcMetadata()

@@ -194,7 +194,7 @@ def test_a_clock_ahead_of_the_machine_removes_nothing(lake: Lake, grace_ms: int)
 
 
 def test_without_registered_tables_nothing_is_removed(lake: Lake) -> None:
-    """An unregistered table blocks expiry; a home whose last table was dropped does not."""
+    """Without any registered table nothing expires; after the last table was dropped, generations may expire."""
     result = expire(lake, FAR_MS)
     assert (result.marked, result.removed) == (0, ())
     assert {planned.expired_ms for planned in result.plan} == {None}
@@ -234,7 +234,7 @@ def test_consumers_retain_unread_generations(lake: Lake) -> None:
     assert plan_by_id(lake)[IDS[0]].expired_ms == GONE_MS[0]
 
 
-def test_a_lowered_ttl_shortens_nothing_and_a_raised_one_counts_from_then_on(lake: Lake) -> None:
+def test_a_lowered_or_raised_ttl_counts_from_its_change(lake: Lake) -> None:
     """Every generation waits for the TTLs that applied while it operated."""
     add_table(lake, 10 * 86_400)
     cdc_tables.alter_cdc_table(lake, at(Milliseconds(START_MS + 31 * DAY_MS)), "ks", "t", ttl_seconds=60)

@@ -43,7 +43,7 @@ def join(workers: TaskRunner, lake: Lake, request: JoinRequest, clock: Clock = N
     return whole.run_join(workers, lake, clock, Settings(), inbox.queue_join(lake, clock, request).generation_id)
 
 
-def test_a_join_writes_what_the_rules_say(workers: TaskRunner, lake: Lake, joining: Joining) -> None:
+def test_a_join_follows_the_rules(workers: TaskRunner, lake: Lake, joining: Joining) -> None:
     """The second node's generation equals the oracle's: it refines both nodes' vnodes, with each owner's sharding."""
     join(workers, lake, joining(1, shard_count=4))
     second = join(workers, lake, joining(2, shard_count=7, ignore_msb=3))

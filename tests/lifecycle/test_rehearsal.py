@@ -168,7 +168,7 @@ def test_tables_retain_generations_with_possible_rows() -> None:
     add = {"add": {"num_tokens": 4, "shard_count": 2}}
     settings = Settings(expiry_skew_margin_ms=Milliseconds(0))
     wait = 3600 + 3600  # the TTL and the grace time
-    joined, almost, gone = play(add, {"wait": wait - 1}, {"wait": 1}, start=start, settings=settings)
+    joined, almost, expired = play(add, {"wait": wait - 1}, {"wait": 1}, start=start, settings=settings)
     assert joined.generation is not None
     before = 5 * 4 + (3 * 4 + 2 * 3) * 20
     assert joined.stored_bytes == {
@@ -177,7 +177,11 @@ def test_tables_retain_generations_with_possible_rows() -> None:
         STREAMS_TABLE: before + joined.generation.bytes,
     }
     assert almost.stored_bytes == joined.stored_bytes
-    assert gone.stored_bytes == {V2_TABLE: joined.generation.bytes, V1_TABLE: 0, STREAMS_TABLE: joined.generation.bytes}
+    assert expired.stored_bytes == {
+        V2_TABLE: joined.generation.bytes,
+        V1_TABLE: 0,
+        STREAMS_TABLE: joined.generation.bytes,
+    }
     forever = play(add, {"wait": 10**9}, start=start_with_ttls(start, [3600, 0]), settings=settings)
     assert forever[1].stored_bytes == joined.stored_bytes
     assert play(add, {"wait": 10**9}, settings=settings)[1].stored_bytes == joined.stored_bytes

@@ -176,7 +176,7 @@ def test_other_sharding_is_a_warning_unless_the_check_is_strict(repaired: Lake) 
 
 
 def test_temporarily_unreadable_data_needs_no_repair(repaired: Lake) -> None:
-    """A timeout or a denied permission raises an error without a new generation."""
+    """A timeout or a denied permission raises an error without a repair; another read error counts as damage."""
 
     def unreachable(lake: Lake, id: GenerationId) -> TopologyDescription:
         raise Unavailable("reading: Permission denied (os error 13)")

@@ -81,7 +81,7 @@ def test_a_created_table_matches_its_declaration(table: Table, lake: Lake) -> No
 
 
 @ALL
-def test_a_created_table_needs_nothing_that_a_delta_reader_may_lack(table: Table, lake: Lake) -> None:
+def test_a_created_table_needs_no_newer_delta_reader(table: Table, lake: Lake) -> None:
     """A created table uses no deletion vectors, column mapping or other features that some readers lack."""
     lake.ensure(table)
     created = DeltaTable(lake.path(table))
