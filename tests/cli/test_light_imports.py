@@ -1,4 +1,4 @@
-"""Read commands in separate processes import no module that takes longer to load than the answer."""
+"""Reading commands in separate processes import no module that takes longer to load than to answer."""
 
 from __future__ import annotations
 

@@ -307,8 +307,8 @@ def test_a_copy_of_the_mirror_is_no_mirror(mirror: Path, tmp_path: Path) -> None
     """In a copy made by `home copy`, which is no mirror, the refused commands succeed."""
     assert run_on_mirror(mirror, "home", "copy", str(mirror), str(tmp_path / "copy")).exit_code == 0
     for words in (["expire"], ["tables", "alter", "ks.t", "--ttl", "5"], ["bootstrap", "{place}/node.json"]):
-        folder = mirror.parents[2]
-        result = run("--home", tmp_path / "copy", "--clock", iso(NOW_MS), *(word.format(place=folder) for word in words))
+        base = mirror.parents[2]
+        result = run("--home", tmp_path / "copy", "--clock", iso(NOW_MS), *(word.format(place=base) for word in words))
         assert result.exit_code == 0, result
 
 

@@ -1,4 +1,4 @@
-"""What cannot be checked of a generation counts as a failure or unknown, in every command that rates it.
+"""A generation that cannot be checked counts as failed or unknown, in every command that rates it.
 
 Each damage is tested in each stored form of a generation, with `check GENERATION`, `ring --colocation` and `explain`.
 """

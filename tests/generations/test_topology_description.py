@@ -94,7 +94,7 @@ def test_the_ring_is_covered_once(owners: Owners, asked: list[int]) -> None:
 
 @given(rings(), st.sets(tokens))
 def test_a_join_refines_the_ring_before_and_after(owners: Owners, brought: set[int]) -> None:
-    """A join's generation has a range end at every old and new token; the earlier one lacks the new tokens."""
+    """A join's generation has a range end at every old and new token; the earlier one has none at new tokens."""
     after = owners | dict.fromkeys(brought - set(owners), (3, 12))
     ends = generate_description(make_layout(after), GENERATION).range_ends
     assert implementation.find_uncovered_tokens(ends, sorted(owners)).tolist() == []

@@ -193,7 +193,7 @@ def _with_first_two_streams_swapped(description: rules.TopologyDescription) -> r
 
 
 def test_check_covers_a_cluster_with_v1_only(workers: TaskRunner, tmp_path: Path) -> None:
-    """After a rewrite every invariant has rows to check and holds; after a change of one stream `check` fails."""
+    """After a rewrite every invariant has rows to check and passes; after a change of one stream `check` fails."""
     home = tmp_path / "home"
     lake = Lake(open_home_location(home).lake)
     descriptions = old_cluster(lake, times(2))
