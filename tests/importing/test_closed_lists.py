@@ -26,7 +26,7 @@ OPTIONS = {
     "enable_requested": ["true", "false"],
     "tablet_merge_blocked": ["true"],
 }
-"""The CDC options that ScyllaDB prints, with values of each; of `enabled` with whether CDC is on."""
+"""The CDC options that ScyllaDB prints, with values of each; those of `enabled` map to the state of CDC."""
 
 
 def import_schema(folder: Path, options: str) -> Lake:

@@ -77,13 +77,13 @@ def test_files_equal_those_of_a_server(home: Path, tmp_path: Path) -> None:
     """Each file is equal to the byte, except for the column order of cdc_local, and a script loads them."""
     answer = run("--home", home, "export", tmp_path / "out", "--json")
     assert answer.exit_code == 0, answer.stderr
-    given = texts()
+    expected = texts()
     for table in LOADED_TABLES:
-        assert (tmp_path / "out" / csv_file_name(table)).read_bytes().decode() == given[csv_file_name(table)], (
+        assert (tmp_path / "out" / csv_file_name(table)).read_bytes().decode() == expected[csv_file_name(table)], (
             table.full_name
         )
     written = {file.name for file in (tmp_path / "out").iterdir()}
-    assert {file["name"] for file in answer.json["files"]} == given.keys() == written - {LOAD_SCRIPT_FILE}
+    assert {file["name"] for file in answer.json["files"]} == expected.keys() == written - {LOAD_SCRIPT_FILE}
     script = (tmp_path / "out" / LOAD_SCRIPT_FILE).read_text().splitlines()
     assert [line.split("'")[1] for line in script] == [csv_file_name(table) for table in LOADED_TABLES]
     assert script[-1] == (

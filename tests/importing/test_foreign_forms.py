@@ -56,7 +56,7 @@ TOKENS = {
     *(-7273619601502313199, -5646619594135212352, -2249094679097878514, -401833615136122703),
     *(-355140286366041337, 5070194837302512576, 7764575538920572441, 8197552287648701488),
 }
-"""Those of the node that wrote the files."""
+"""The tokens of the node that wrote the files."""
 LOG_ID = "50554d6e-29bb-11e5-b345-feff819cdc9f"
 SCHEMA = f"""CREATE KEYSPACE ks WITH replication = {{'class': 'NetworkTopologyStrategy', 'dc1': '3'}};
 
@@ -150,7 +150,7 @@ def test_topology_of_a_real_table_is_read(lake: Lake) -> None:
 
 
 def test_committed_generation_without_rows_is_an_issue_and_is_known(lake: Lake, tmp_path: Path) -> None:
-    """The import refuses it unless told to allow it; a later import of its rows alone completes it."""
+    """Only --allow-incomplete imports it; a later import of its rows alone completes it."""
     header = v3_csv().split("\r\n")[0]
     (tmp_path / "t.csv").write_text(topology_csv(), newline="")
     (tmp_path / "d.csv").write_text(f"{header}\r\n", newline="")

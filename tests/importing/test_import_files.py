@@ -47,7 +47,7 @@ from cdc_platform.tables import NODES as NODES_TABLE
 
 CLOCK = Clock(us_from_ms(TIME_MS))
 WIDE = tuple(replace(node, tokens=tuple(t for t in node.tokens if t != NARROW_END)) for node in NODES)
-"""The nodes without the narrow range: the streams of all their ranges can be put back."""
+"""The nodes without the narrow range, so the order of all their streams can be restored."""
 
 Import = Callable[..., ImportReport]
 

@@ -93,9 +93,10 @@ HOSTILE = {
     "numbers": ("[", "300,", 16_000_000, "300]"),
     "spaces": ("", " ", MAX_JSON_BYTES + 5, ""),
 }
-"""What texts begin with, what they have again and again, how often, and what they end with.
+"""The beginning of each text, its repeated part, the number of repetitions, and its end.
 
-Each is made where it is written: all of them would be in every process of the tests, and in all that those fork.
+A test builds its text when it writes it; otherwise every process of the tests, and each of its forks, would have all of
+them.
 """
 
 

@@ -200,11 +200,11 @@ def test_temporary_change_between_two_observations_is_reported_and_copied(
     insert(table, 4, 4)
     done = bring(cluster, workers, on_message=messages.append)
     assert_replicated(cluster, table, done, copied=False)
-    (line,) = [each for each in messages if "looks as before" in each]
+    (line,) = [item for item in messages if "looks as before" in item]
     assert line.startswith(f"shop.t was altered between {format_us(before.position_us)} and 20")
     (gap,) = gaps.describe_gaps(Lake(cluster.open_home().lake))
     assert gap.startswith(f"shop.t was altered between {format_us(before.position_us)} and 20")
-    read = [format_us(each) for each in (us_from_ms(FIRST_MS), before.position_us, done.position_us)]
+    read = [format_us(item) for item in (us_from_ms(FIRST_MS), before.position_us, done.position_us)]
     for times, whole in ((read[:2], True), (read[1:], False)):
         answer = run("--home", cluster.home, "verify-interval", *times, "--consumer", "ingest")
         assert ("✓ the log was enabled for all writes" in answer.stdout) == whole, answer.stdout + answer.stderr

@@ -35,9 +35,9 @@ pytestmark = pytest.mark.cassandra
 MINUTE_US = 60 * SECOND_US
 TTL = 3600
 FIRST_READ_US = Microseconds(FIRST_US + 10 * MINUTE_US)
-"""When the log is read first."""
+"""The time of the first read."""
 LATER_US = Microseconds(SWITCH_US + HOUR_US)
-"""When it is read again."""
+"""The time of the second read."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class World:
     log: LiveLog
     workers: TaskRunner
     by_real_clock: bool = False
-    """What happens has the time of the stand-in's clock, so that commands have to have it too."""
+    """True if events have the time of the stand-in's clock, which commands must then use, too."""
 
     def ingest(self, at_us: int, *more: str) -> Answer:
         """Ingest new rows with the command."""
@@ -133,7 +133,7 @@ class Kind:
 
 
 READ_US = FIRST_READ_US - 30 * SECOND_US
-"""Up to when the first read comes."""
+"""The position after the first read."""
 KINDS = (
     Kind("died", TTL, nothing, (READ_US + 1, LATER_US - TTL * SECOND_US + 1)),
     Kind("log_recreated", 0, recreates, (READ_US + 1, SWITCH_US)),
@@ -228,7 +228,7 @@ SEES: Mapping[str, Callable[[World], bool]] = {
     "consume": by_consume,
     "stream": by_stream,
 }
-"""Everyone that has to see a gap; `ingest` comes first, which finds it."""
+"""All commands that must report a gap; `ingest`, which finds it, is the first."""
 
 
 @ALL

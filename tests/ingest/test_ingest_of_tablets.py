@@ -44,7 +44,7 @@ def on_tablets(standin: StandIn, counts: Sequence[int]) -> tuple[LiveLog, list[C
         before, after = ids[index - 1], ids[index]
         return lambda: standin.world.stream_set("shop", "t", SETS_MS[index], after, closed=before, opened=after)
 
-    return log, [create_listing(place) for place in range(1, len(ids))]
+    return log, [create_listing(index) for index in range(1, len(ids))]
 
 
 @pytest.mark.grid("splits and merges of tablets", 4)

@@ -224,7 +224,7 @@ PLAIN_FORMS = [
     *(number.to_bytes(8, order) for number in (7205759403792793601, 2345678901234) for order in ("big", "little")),
     *(b"2345678901234", b"2345678901235", b"1234567890", (2345678901234000).to_bytes(8, "little")),
 ]
-"""Values as texts, as the protocol and as Parquet have them, those that other data cannot have by chance."""
+"""Values as texts and in the forms of protocol and Parquet, if other data cannot have them by chance."""
 
 
 @pytest.mark.parametrize("rule", ["left out", "hashed", "none"])
@@ -277,7 +277,7 @@ def test_values_that_are_left_out_or_hashed_are_nowhere_in_the_home(
         changes = opened.read("shop.t$changes").to_pylist()
     assert [change["op"] for change in changes] == ["c"]
     write_parquet(exported, tmp_path / "home" / "exported.parquet", compression="none")
-    found = set()
+    forms = set()
     for file in (tmp_path / "home").rglob("*"):
         if file.is_file():
             content = file.read_bytes()
@@ -285,7 +285,7 @@ def test_values_that_are_left_out_or_hashed_are_nowhere_in_the_home(
                 sink = pa.BufferOutputStream()
                 write_parquet(read_parquet(file), sink, compression="none", use_dictionary=False)
                 content += sink.getvalue().to_pybytes()
-            found |= {form for form in PLAIN_FORMS if form in content}
+            forms |= {form for form in PLAIN_FORMS if form in content}
             assert key.read_bytes() not in content
     # Without rules most forms are in the files, so the search works.
-    assert len(found) > 12 if rule == "none" else found == set()
+    assert len(forms) > 12 if rule == "none" else forms == set()

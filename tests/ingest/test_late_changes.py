@@ -22,7 +22,7 @@ from cdc_platform.scylla import ScyllaCluster
 pytestmark = pytest.mark.cassandra
 
 ONCE, TWICE = (ReadPolicy(Microseconds(0), Microseconds(again), Microseconds(1)) for again in (0, 1))
-"""No window is read a second time, or each that was read is."""
+"""No window is read a second time, or each is."""
 WRITES: dict[str, tuple[str, tuple[dict[str, Any], ...]]] = {
     "a row": ("INSERT INTO shop.t (p, k, v) VALUES (1, 9, 9) USING", ({"cdc$operation": 2, "k": 9, "v": 9},)),
     "a cell of a row that is there": (

@@ -107,8 +107,8 @@ def test_set_published_behind_the_position_is_read_from_its_start(
     assert not after.windows[1].catch_up
     assert keys_of(lake_of(cluster).read(log_table(log.schema))) == log.written_keys()
     assert claims(cluster, log, FIRST_US, NOW_US, LATER_US)
-    again = bring(cluster, workers, LATER_US + MINUTE_US, policy=NO_SECOND_PASS)
-    assert (again.rows, [window.catch_up for window in again.windows]) == (0, [False])
+    repeated = bring(cluster, workers, LATER_US + MINUTE_US, policy=NO_SECOND_PASS)
+    assert (repeated.rows, [window.catch_up for window in repeated.windows]) == (0, [False])
 
 
 def test_half_published_generation_behind_the_position_is_not_proved(
@@ -348,6 +348,6 @@ def test_cluster_without_readable_generations_is_refused(standin: StandIn, clust
     assert consumers.read_consumers(lake_of(cluster)) == []
     if what == "the first is not published":
         world.published(FIRST_MS, GENERATIONS[FIRST_MS])
-        again = run("--home", cluster.home.parent.parent, "--clock", format_us(NOW_US), "ingest", "prod", "shop.t")
-        assert again.exit_code == 0, again.stderr
+        repeated = run("--home", cluster.home.parent.parent, "--clock", format_us(NOW_US), "ingest", "prod", "shop.t")
+        assert repeated.exit_code == 0, repeated.stderr
         assert keys_of(lake_of(cluster).read(log_table(log.schema))) == log.written_keys()

@@ -23,7 +23,7 @@ from cdc_platform.scylla import ScyllaCluster
 pytestmark = pytest.mark.cassandra
 
 ALL = {"Shop.Carts", "shop.a", "shop.b", "shop.c", "shop.orders"}
-"""With the tables that the stand-in always has."""
+"""All tables, including those that the stand-in always has."""
 ABC = TableSelection(("shop.?",))
 _GENERATION_TIMES = "system_distributed.cdc_generation_timestamps"
 
@@ -39,10 +39,10 @@ def create_log(standin: StandIn, name: str, ttl: int = 0) -> LiveLog:
 def logs(standin: StandIn) -> dict[str, LiveLog]:
     """Three tables with rows in both generations."""
     standin.world.generation(SWITCH_MS, time_uuid(SWITCH_MS), GENERATIONS[SWITCH_MS])
-    made = {name: create_log(standin, name) for name in ("a", "b", "c")}
-    for place, log in enumerate(made.values()):
-        log.write([FIRST_US + 1 + place, SWITCH_US + 1 + place])
-    return made
+    created = {name: create_log(standin, name) for name in ("a", "b", "c")}
+    for offset, log in enumerate(created.values()):
+        log.write([FIRST_US + 1 + offset, SWITCH_US + 1 + offset])
+    return created
 
 
 def bring_all(
@@ -198,10 +198,10 @@ def test_tables_are_selected(
 ) -> None:
     """Names and patterns select tables, as arguments and in a file."""
     (tmp_path / "list.toml").write_text('include = ["shop.*"]\nexclude = ["*.b", "*.c"]\n')
-    given = [argument.replace("{dir}", str(tmp_path)) for argument in arguments]
-    if "--include" in given and "--tables" in given:
+    options = [argument.replace("{dir}", str(tmp_path)) for argument in arguments]
+    if "--include" in options and "--tables" in options:
         (tmp_path / "list.toml").write_text('include = ["shop.a"]\n')
-    answer = run("--home", cluster.home.parent.parent, "ingest", "prod", *given, "--json")
+    answer = run("--home", cluster.home.parent.parent, "ingest", "prod", *options, "--json")
     assert answer.exit_code == 0, answer.stderr
     assert {row["table"] for row in answer.json["tables"]} == expected
 

@@ -31,7 +31,7 @@ from cdc_platform.tables import Table
 pytestmark = pytest.mark.cassandra
 
 FAR = 2**62
-"""A timestamp that no native column holds (ms)."""
+"""A timestamp (ms) that no native column can store."""
 
 
 def retype_column(log: LiveLog, kind: str) -> None:

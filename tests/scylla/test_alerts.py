@@ -1,4 +1,4 @@
-"""A hook is a program that runs once for each change, in order; whatever it does stops nothing."""
+"""A hook is a program that runs once for each change, in order; its failures stop nothing."""
 
 from __future__ import annotations
 

@@ -162,10 +162,10 @@ def test_invalid_option_of_the_data_source_is_one_line(changes: dict[str, str], 
     """Planning the query refuses it by name and value, and creates no folder."""
     home = tmp_path / "home"
     registry.add_cluster(open_home_location(home), "prod", Connection(contacts=("127.0.0.1:1",)))
-    given = {name: value.replace("{dir}", str(tmp_path)) for name, value in changes.items()}
+    options = {name: value.replace("{dir}", str(tmp_path)) for name, value in changes.items()}
     before = listing(tmp_path)
     with pytest.raises(PlatformError) as refused:
-        ScyllaCdc({"home": str(home), "cluster": "prod", "table": "shop.t"} | given).schema()
+        ScyllaCdc({"home": str(home), "cluster": "prod", "table": "shop.t"} | options).schema()
     assert says in str(refused.value)
     assert len(str(refused.value).splitlines()) == 1
     assert listing(tmp_path) == before

@@ -33,11 +33,11 @@ COMMANDS = {
     "cluster test": (("cluster", "test", "prod", "--json"), 1),
     "watch": (("watch", "prod", "--polls", "1", "--json"), 0),
 }
-"""What is run, and its exit code where no cluster can be reached: a watch goes on, and tells of that as a change."""
+"""Commands and their exit codes for an unreachable cluster; a watch continues and reports it as a change."""
 
 
 @dataclass(frozen=True)
-class Nobody:
+class NoServer:
     """An address without a CQL server, and its response to the first bytes; None if nothing listens there."""
 
     name: str
@@ -46,19 +46,19 @@ class Nobody:
 
 
 NO_SERVERS = [
-    Nobody("unknown host", "unknown host"),
-    Nobody("wrong port", "nothing listens"),
-    Nobody("HTTP", "no CQL server", b"HTTP/1.1 400 Bad Request\r\n\r\n"),
-    Nobody("closes at once", "closed immediately", b""),
-    Nobody("garbage", "no CQL server", bytes(range(64))),
-    Nobody("a greeting that breaks off", "", b"\x84\x00\x00\x00\x06\x00\x00\x00\x30\x00\x01"),
+    NoServer("unknown host", "unknown host"),
+    NoServer("wrong port", "nothing listens"),
+    NoServer("HTTP", "no CQL server", b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    NoServer("closes at once", "closed immediately", b""),
+    NoServer("garbage", "no CQL server", bytes(range(64))),
+    NoServer("a greeting that breaks off", "", b"\x84\x00\x00\x00\x06\x00\x00\x00\x30\x00\x01"),
 ]
 
 
 @A_SERVER
 @pytest.mark.parametrize("command", COMMANDS)
 @pytest.mark.parametrize("nobody", NO_SERVERS, ids=lambda nobody: nobody.name)
-def test_address_without_a_cql_server_is_one_line(nobody: Nobody, command: str, tmp_path: Path) -> None:
+def test_address_without_a_cql_server_is_one_line(nobody: NoServer, command: str, tmp_path: Path) -> None:
     """One line, printed in time, describes what the address did."""
     with listening(nobody.answer or b"") as port:
         host = "no-such-host.invalid" if nobody.name == "unknown host" else "127.0.0.1"
@@ -197,7 +197,7 @@ MISSING = {
     "system_distributed.cdc_generation_timestamps": None,
     "system_distributed.cdc_streams_descriptions_v2": "cdc_streams_descriptions_v2",
 }
-"""What is said where a table alone is missing; None where the others are enough."""
+"""The message if one table is missing, or None if the others are enough."""
 
 
 @A_SERVER
@@ -238,7 +238,7 @@ def test_names_that_need_quotes_are_ingested(standin: StandIn, cluster: ScyllaCl
 def test_missing_permission_on_a_log_is_a_grant_statement(
     standin: StandIn, cluster: ScyllaCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All other permissions are granted; after the printed statement has run as it is, the ingest succeeds."""
+    """All other permissions are granted; after the printed statement has run unchanged, the ingest succeeds."""
     log = LiveLog(standin.world, defined(DDL.replace("shop.t", '"Shop"."Order"')), GENERATIONS).make()
     log.write([FIRST_US + 1])
     home = cluster.home.parent.parent

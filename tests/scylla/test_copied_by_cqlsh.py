@@ -42,7 +42,7 @@ TEXTS = (
     *("0x00", "%", "é", "日本", "🙂", "# no comment", "a;b", "1", "true", "NaN"),
 )
 INSIDE = tuple(text for text in TEXTS if "\\" not in text)
-"""Those that are in collections too, where not every cqlsh reads a backslash as one."""
+"""Texts for collections, in which some versions of cqlsh misread a backslash."""
 
 
 def literal(text: str) -> str:

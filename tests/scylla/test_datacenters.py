@@ -129,8 +129,8 @@ def test_rows_are_read_at_the_level_that_the_datacenters_imply(
     home = tmp_path / "home"
     registry.add_cluster(open_home_location(home), "prod", connection)
     log.write([1_790_000_000_000_001])
-    given = () if level is None else ("--consistency", level.lower())
-    answer = run("--home", home, "ingest", "prod", "shop.t", *given)
+    options = () if level is None else ("--consistency", level.lower())
+    answer = run("--home", home, "ingest", "prod", "shop.t", *options)
     assert answer.exit_code == 0, answer.stderr
     levels = {level for text, level in standin.proxy.levels if LOG_NAME in text}
     assert levels == {getattr(ConsistencyLevel, expected)}

@@ -37,7 +37,7 @@ from cdc_platform.tables import GENERATION_TIMESTAMPS, TABLET_TIMESTAMPS
 pytestmark = pytest.mark.cassandra
 
 PREFIX = "beside"
-"""As long as `system`, so that names change places in the server's answers."""
+"""As long as `system`, so that names can be swapped in the server's responses."""
 KEYSPACES = (PREFIX, f"{PREFIX}_schema", f"{PREFIX}_distributed", "exported_shop", "exported_stock")
 KEYS = ("cdc$stream_id", "cdc$time", "cdc$batch_seq_no")
 Key = tuple[bytes, uuid.UUID, int]

@@ -149,10 +149,10 @@ def test_rehearsal_uses_observed_ttls(cluster: ScyllaCluster, log: LiveLog, tmp_
     for seconds in (first - 1, first, second - 1, second):
         (tmp_path / "steps.json").write_text(json.dumps([node, {"wait": seconds}]), encoding="utf-8")
         steps = read_json(cluster, "rehearse", tmp_path / "steps.json")["steps"]
-        table_sizes.append([each["tables"]["system_distributed.cdc_streams_descriptions_v2"] for each in steps])
+        table_sizes.append([step["tables"]["system_distributed.cdc_streams_descriptions_v2"] for step in steps])
     (start, joined, _), *_ = table_sizes
     sizes = start // 2, joined - start
-    assert [each[2] for each in table_sizes] == [joined, joined - sizes[0], joined - sizes[0], sizes[1]]
+    assert [step[2] for step in table_sizes] == [joined, joined - sizes[0], joined - sizes[0], sizes[1]]
 
 
 def test_forecast_begins_with_the_observed_generations(cluster: ScyllaCluster, log: LiveLog) -> None:
@@ -160,6 +160,6 @@ def test_forecast_begins_with_the_observed_generations(cluster: ScyllaCluster, l
     log.world.cdc_options("shop", "t", ttl="3600")
     observe(cluster, SWITCH_US + 60 * SECOND_US)
     steps = read_json(cluster, "expire", "--forecast", "2")["forecast"]
-    assert [each["num_ranges"] for each in steps] == [12, 16, 20]
-    assert steps[0]["streams"] == sum(len(each.streams) for each in GENERATIONS.values())
+    assert [item["num_ranges"] for item in steps] == [12, 16, 20]
+    assert steps[0]["streams"] == sum(len(item.streams) for item in GENERATIONS.values())
     assert steps[0]["streams"] < steps[1]["streams"] < steps[2]["streams"]

@@ -69,9 +69,9 @@ def test_repair_in_a_mirror_is_refused(
     assert "repair: this home mirrors the live cluster prod" in refused.stderr
     assert refused.stderr.endswith("[mirror]\n")
     status = run(*at_time(cluster, LATER_US, "status", "--json"))
-    due = next(alert for alert in status.json["alerts"] if alert["code"] == "repair-due")
+    alert_due = next(alert for alert in status.json["alerts"] if alert["code"] == "repair-due")
     observe_command = f"cdc-platform --home {cluster.home.parents[1]} observe prod"
-    assert due["advice"] == f"on a node of prod: nodetool checkAndRepairCdcStreams; then: {observe_command}"
+    assert alert_due["advice"] == f"on a node of prod: nodetool checkAndRepairCdcStreams; then: {observe_command}"
     assert not {"expiry-due", "no-tables"} & {alert["code"] for alert in status.json["alerts"]}
     dry = run(*at_time(cluster, LATER_US, "repair", "--dry-run"))
     assert dry.exit_code == 1

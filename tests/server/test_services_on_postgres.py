@@ -66,10 +66,10 @@ def statuses(port: int) -> set[str]:
     return {run["status"] for run in runs(port)}
 
 
-def await_runs(port: int, is_found: Callable[[], bool], what: str) -> None:
+def await_runs(port: int, is_found: Callable[[], bool], subject: str) -> None:
     """Wait for runs; a failure shows all of them."""
     try:
-        await_true(is_found, SECONDS, what)
+        await_true(is_found, SECONDS, subject)
     except AssertionError as error:
         raise AssertionError(f"{error}: {runs(port)}") from None
 

@@ -151,11 +151,11 @@ def test_generation_that_is_never_published() -> None:
         parts = Parts(publisher=NeverPublished, reader=reader)
         observations = judge_plan(draw_plan(replace(PLAIN, joins=3), seed), parts=parts).history.observations
         generations = sorted(
-            (each.generation for each in observations if isinstance(each, Committed)), key=lambda each: each.time_ms
+            (item.generation for item in observations if isinstance(item, Committed)), key=lambda item: item.time_ms
         )
-        begins = [us_from_ms(each.time_ms) for each in generations]
-        read = {each.row for each in observations if isinstance(each, Read)}
-        rows = (each for each in observations if isinstance(each, AcceptedRow) and each.row not in read)
+        begins = [us_from_ms(item.time_ms) for item in generations]
+        read = {item.row for item in observations if isinstance(item, Read)}
+        rows = (item for item in observations if isinstance(item, AcceptedRow) and item.row not in read)
         return {generations[bisect_right(begins, row.ts_us) - 1].number for row in rows}
 
     for seed in range(6):

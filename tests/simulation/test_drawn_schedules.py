@@ -28,7 +28,7 @@ JOINING = NODES
 END_US = SECOND_US * 150
 TIMES = SwitchTimes(Milliseconds(5_000), Milliseconds(20_000), Milliseconds(10_000), Milliseconds(2_000))
 SAFETY = frozenset(Property) - {Property.ALL_LEARN, Property.READ_ONCE, Property.LAST_ROW_READ}
-"""What holds whatever happens; a reader's window and the end of faults are assumptions of the others."""
+"""Properties without assumptions; the others assume a reader's window and an end of faults."""
 
 times = st.integers(0, END_US).map(Microseconds)
 spans = st.integers(1, SECOND_US * 90).map(Microseconds)
@@ -50,7 +50,7 @@ writes = st.lists(
 
 
 choices = st.lists(st.integers(0, 15).map(lambda number: number / 16), max_size=60).map(tuple)
-"""The chance of network and gossip, in sixteenths: which peer, how late a message, whether it is lost."""
+"""Random choices of network and gossip, in sixteenths: the peer, a message's delay, and its loss."""
 START_US = SECOND_US
 near = st.integers(0, SECOND_US * 12).map(lambda offset: Microseconds(START_US + offset))
 clients = st.builds(

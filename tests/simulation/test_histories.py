@@ -8,7 +8,7 @@ from support.worlds.simulated import KINDS, Kind, plan_of
 from cdc_platform.simulation import judge_plan
 
 SEEDS = 154
-"""Seeds of each kind: 2,000 and more in all."""
+"""Seeds of each kind; at least 2,000 in all."""
 BATCH = 11
 assert SEEDS * len(KINDS) >= 2_000
 
@@ -19,7 +19,7 @@ FAILED = {
         (("two-phase", "v2", "strict", "storm"), 230),
     ],
 }
-"""Every seed that ever failed, by what was wrong."""
+"""Every seed that ever failed, by cause."""
 
 
 def violations(kind: Kind, seed: int) -> list[str]:

@@ -45,7 +45,7 @@ def test_each_row_is_in_the_part_of_its_token(keys: list[bytes], places: list[in
 
 
 def test_buffer_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A limit of rows or bytes is packed at once, whatever batches they come in."""
+    """At most a limit of rows or bytes is packed at once, for any sizes of batches."""
     monkeypatch.setattr(shuffle, "_BUFFERED_ROWS", 10)
     read: list[int] = []
 

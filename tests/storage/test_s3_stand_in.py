@@ -12,7 +12,7 @@ from support.store.s3 import AUTHORIZED, S3
 
 _NAME = "a/1/zoë%20 &.json"
 _SERVER_HEADERS = {"server", "date", "x-amzn-requestid", "access-control-allow-origin", "connection"}
-"""What Flask and the server say of themselves."""
+"""Headers with which Flask and the server describe themselves."""
 Answer = tuple[int, dict[str, str], bytes]
 
 

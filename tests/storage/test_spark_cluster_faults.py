@@ -33,11 +33,11 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900), pytest.mark.grid("failures of a Spark cluster", 1)]
 WITH_HOME = ("-m", "cdc_platform", "--clock", CLOCK, "--home")
 _DELAY_SECONDS = 25
-"""So long that a second attempt of the task ends before: Spark begins one after some seconds."""
+"""Long enough for a second attempt, which Spark starts after some seconds, to end first."""
 
 
 def test_second_attempt_of_a_join_task(cluster: Cluster, s3_process: S3, tmp_path: Path) -> None:
-    """The store delays one attempt: both write their file, the commit names one, and each row is there once."""
+    """The store delays one attempt: both write their file, the commit names one, and each row exists once."""
     twins = Twins(f"{s3_process.bucket()}/join", tmp_path)
     folder = Lake(f"{twins.address}/lake").path(GENERATION_DESCRIPTIONS_V2)
     before = len(cluster.standalone.second_attempts())

@@ -34,16 +34,16 @@ CLUSTER_COMMANDS = (
     "observe prod",
     "cluster remove prod",
 )
-"""In this order."""
+"""The commands run in this order."""
 ELSEWHERE = {
     "up": ("tests/storage/test_up_with_store.py", '"up"'),
     "demo": ("tests/support/spark/demo.py", '_run(address, "demo")'),
     "completion": ("tests/cli/test_main.py", '"completion"'),
     "help": ("tests/cli/test_main.py", '"help"'),
 }
-"""What is shown by other files, and by which words there: it starts servers, or asks no home."""
+"""Commands that other files test, with the text that shows it there; they start servers, or need no home."""
 WIDE = "400"
-"""Columns of a terminal in which no line breaks, however long the path of a home is."""
+"""Columns of a terminal that is wide enough for any path of a home."""
 
 
 def test_every_command_is_covered() -> None:

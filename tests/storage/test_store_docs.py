@@ -31,7 +31,7 @@ NOT_RUN = {
     "cdc-platform up": "runs until Ctrl-C: in a store test_up_in_a_store, before a cluster its Connect server",
     "cdc-platform doctor --cluster": _IN_TEST_CLUSTER,
 }
-"""What is not run here, and why."""
+"""Commands that are not run here, and why."""
 _CLUSTER_COMMANDS = re.compile(r"^(spark-class|export CDC_PLATFORM_)")
 
 

@@ -277,9 +277,9 @@ def test_home_is_copied_to_a_store_and_back(s3: S3, inputs: Path, tmp_path: Path
     assert [open_home_location(address).settings.ring_delay_ms for address in (in_store, back)] == [7, 7]
     assert parse_path(in_store).names() == [".lake.contract.json", "platform.json", "settings.toml"]
     assert run("--home", in_store, "check", "--deep").exit_code == 0
-    for target, due in ((first, "is the home itself"), (back, "already exists"), (in_store, "already exists")):
+    for target, message in ((first, "is the home itself"), (back, "already exists"), (in_store, "already exists")):
         refused = run("home", "copy", first, target)
-        assert (refused.exit_code, due in refused.stderr) == (2, True), refused
+        assert (refused.exit_code, message in refused.stderr) == (2, True), refused
 
 
 def test_home_is_not_copied_into_a_store_without_conditional_writes(

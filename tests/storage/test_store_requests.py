@@ -27,13 +27,13 @@ from cdc_platform.tables import GENERATION_DESCRIPTIONS_V2, NODES, STREAMS_DESCR
 
 START_US = Microseconds(1_767_225_600_000_000)
 STEPS, A_COMMIT, A_TABLE = 6, 6, 6
-"""Of a join: its steps, and the requests that are due of each commit and each table."""
+"""A join's steps, and its maximum of requests per commit and per table."""
 LOOKS, A_STEP = "LIST GET", 3
-"""Requests that look for what others have written: before a step, before its audit and behind that."""
+"""Requests that look for commits of others: before a step, before its audit and after it."""
 PAGE = 1000
-"""So many names a list of the store has at most."""
+"""The maximum of names in a list of the store."""
 PUTS, A_COMMIT_PUTS, A_LOCK_PUTS = "PUT", 2, 2
-"""What is put by a commit, which is a file and an entry, and for a turn, which is taken and given back."""
+"""PUTs of a commit (a file and an entry), and of a lock (acquire and release)."""
 
 
 @pytest.fixture

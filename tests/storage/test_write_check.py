@@ -74,7 +74,7 @@ FRAME_WRITES: dict[str, Callable[[Lake], Any]] = {
         WORKERS, lake, STREAMS_DESCRIPTIONS_V2, tasks(streams(7)), {"time": TIME}
     ),
 }
-"""Each method that writes, by which module; of what `filled` has each of them would change something."""
+"""All methods that write, by module; each of them would change something in `filled`."""
 
 
 @pytest.fixture

@@ -31,13 +31,13 @@ from cdc_platform.tables import TABLET_STREAMS
 from cdc_platform.timeline import GenerationKeys
 
 SECOND = 1000
-"""In milliseconds, as the browser counts."""
+"""Milliseconds, the browser's unit."""
 expect.set_options(timeout=60 * SECOND)
 
 pytestmark = [pytest.mark.spark, pytest.mark.browser, pytest.mark.timeout(600)]
 
 SKIPPED = "2020-09-13T12:26:40.000Z"
-"""A V1 generation that no log can have rows of any more."""
+"""A V1 generation of which no log can still have rows."""
 HOST = "5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10"
 CONFIG = f"""\
 ops:
@@ -97,7 +97,7 @@ REFUSED = [
     ("ignore_msb", 32, "32 is no whole number from 0 to 31"),
     ("features", [""], "'' is no name: 1 to 255 printable characters on one line"),
 ]
-"""A wrong value of each field of the launchpad, and the rule that the refusal names."""
+"""An invalid value of each field of the launchpad, and the rule that the refusal names."""
 PAGES: list[tuple[str, str, Sequence[str]]] = [
     ("overview", "/overview/activity/timeline", ("rewrite", "audit_tables")),
     (
@@ -148,7 +148,7 @@ PAGES: list[tuple[str, str, Sequence[str]]] = [
         ("Owners", "No edge leads to other groups", "Fails if more than 26 hours since last materialization"),
     ),
 ]
-"""The pages that the README tells of: the name of the picture, the address, and what is to be read there."""
+"""The pages in the README: the name of the picture, the address, and expected texts."""
 
 
 @pytest.fixture(scope="module")

@@ -21,7 +21,7 @@ from support.worlds.serving import Serving
 pytestmark = [pytest.mark.spark, pytest.mark.browser, pytest.mark.timeout(600)]
 
 REBOUND = "rebound.test"
-"""A name that the browser takes to be at 127.0.0.1, as after a DNS server has changed its answer."""
+"""A name that the browser resolves to 127.0.0.1, as after a DNS server has changed its answer."""
 REFUSED = {400, 401, 403, 405, 415, 421}
 CHANGE = 'mutation { setConcurrencyLimit(concurrencyKey: "%s", limit: 7) }'
 EMPTY = "<!doctype html><title>foreign</title><body></body>"
@@ -186,7 +186,7 @@ ORIGINS = {
     "a rebound name": (REBOUND, REBOUND),
     "a name that asks for the UI's": (REBOUND, "127.0.0.1"),
 }
-"""The name of the foreign page, and the one under which it asks the UI."""
+"""The host name of the foreign page, and the name under which it requests the UI."""
 
 
 @pytest.mark.grid("foreign pages", 1)
