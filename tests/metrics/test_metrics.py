@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +30,7 @@ from cdc_platform.metrics.declarations import METRICS
 from cdc_platform.timeline import GenerationState
 
 AT_US = Microseconds(POSITION_US + 301 * SECOND_US)
+DASHBOARD = Path(__file__).parents[2] / "docs" / "examples" / "metrics" / "grafana-dashboard.json"
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 
@@ -163,6 +166,39 @@ def test_a_full_home_has_every_other_metric(full: Path) -> None:
     names = {name for name, _ in samples}
     has_age = "cdc_platform_inbox_oldest_event_age_seconds" in names
     assert has_age == bool(status["inbox"])
+
+
+def test_every_query_of_the_dashboard_finds_series(full: Path, tmp_path: Path) -> None:
+    """Each selector, by name, labels and values, and each legend by its labels, in homes that have lived."""
+    log, lost = log_table(TableSchema("shop", "t", (), CdcOptions())), ("shop", "t", LogLoss.DIED)
+    home, cluster = ingested_home(tmp_path / "home", [ReadLog("t")])
+    lake = Lake(cluster.open_home().lake)
+    with write_as(WriteSource.OBSERVED):
+        lake.append_once(log, log.schema.empty_table(), {"ingest": 1, LATE: 3, REQUESTS: 70, RETRIES: 2}, None)
+        log_gaps.record_log_gaps(
+            lake, Clock(POSITION_US), [LogGap(*lost, Microseconds(0), Microseconds(5), "a reason")]
+        )
+    series = [
+        (name, dict(labels)) for name, labels in [*scrape_samples(home), *scrape_samples(open_home_location(full))]
+    ]
+    dashboard = json.loads(DASHBOARD.read_text(encoding="utf-8"))
+    for panel in dashboard["panels"]:
+        title = panel["title"]
+        assert title
+        assert panel["fieldConfig"]["defaults"]["unit"], title
+        for target in panel["targets"]:
+            legend = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+            left = re.match(r"(?:sum|count)(?: by \(([^)]*)\))?", target["expr"])
+            assert left is None or legend <= set(re.findall(r"\w+", left[1] or "")), title
+            for name, matchers in re.findall(r"(cdc_platform_\w+)(?:{([^}]*)})?", target["expr"]):
+                equal = dict(re.findall(r'(\w+)="([^"]*)"', matchers))
+                free = set(re.findall(r"(\w+)=~", matchers))
+                found = [labels for known, labels in series if known == name and equal.items() <= labels.items()]
+                assert found, (title, name, matchers)
+                assert all(free | legend <= labels.keys() for labels in found), (title, name)
+    for variable in dashboard["templating"]["list"]:
+        for name, label in re.findall(r"label_values\((\w+), (\w+)\)", variable.get("definition", "")):
+            assert any(known == name and label in labels for known, labels in series), variable["name"]
 
 
 def test_an_empty_home_has_no_series_of_a_log(tmp_path: Path) -> None:
