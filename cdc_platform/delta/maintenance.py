@@ -29,6 +29,8 @@ from cdc_platform.errors import NotAsCommitted, PlatformError
 from cdc_platform.storage import StoragePath, parse_path, write_check
 from cdc_platform.tables import CHECKPOINT_EVERY, Table
 
+_MANY_FILES = 100
+"""A checkpoint is written after a rewrite of this many files."""
 FindOrder = Callable[[Lake, Table], TimeOrder | None]
 """Return the order of a stored table's rows by time; None if it has none. The table has its stored schema."""
 
@@ -66,10 +68,12 @@ def preview_maintenance(lake: Lake, find_order: FindOrder) -> list[TableMaintena
 
     def preview(table: Table) -> TableMaintenance:
         opened, result = _open(lake, table)
+        files = 0
         if not result.not_rewritten:
-            groups = small_files.count_rewritable_groups(lake, table, find_order(lake, _with_schema(table, opened)))
+            order = find_order(lake, _with_schema(table, opened))
+            groups, files = small_files.count_rewritable_files(lake, table, order)
             result = replace(result, rewritten=groups)
-        return replace(result, checkpoint=_needs_checkpoint(opened), files=_count_removable_files(lake, table))
+        return replace(result, checkpoint=_needs_checkpoint(opened, files), files=_count_removable_files(lake, table))
 
     return [
         *_apply_to_each_table(lake, None, preview),
@@ -100,7 +104,7 @@ def maintain_lake(
             except PlatformError as error:
                 failed = str(error)
         opened = lake.table_cache.get_newest(lake.path(table))
-        if _needs_checkpoint(opened):
+        if _needs_checkpoint(opened, result.rewritten):
             with translate_errors(f"writing a checkpoint of {table.full_name}"):
                 _write_checkpoint(opened)
             result = replace(result, checkpoint=True)
@@ -140,8 +144,14 @@ def _with_schema(table: Table, opened: OpenTable) -> Table:
     return replace(table, schema=opened.schema())
 
 
-def _needs_checkpoint(opened: OpenTable) -> bool:
-    """Return True if at least as many commits follow the last checkpoint as the platform leaves between two."""
+def _needs_checkpoint(opened: OpenTable, rewritten: int) -> bool:
+    """Return True if at least as many commits follow the last checkpoint as the platform leaves between two.
+
+    Return True as well if many files were `rewritten` since: a commit names each file that it removes, so opening the
+    table takes as long as after many commits.
+    """
+    if rewritten >= _MANY_FILES:
+        return True
     try:
         pointer = (get_log_folder(opened.folder) / verification.LAST_CHECKPOINT_FILE).read()
         last = json.loads(pointer)["version"]

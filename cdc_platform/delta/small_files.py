@@ -88,11 +88,12 @@ class _SmallFile:
 _Group = tuple[_SmallFile, ...]
 
 
-def count_rewritable_groups(lake: Lake, table: Table, order: TimeOrder | None) -> int:
-    """Return the number of groups that calls of `rewrite_small_files` would rewrite now, from Delta's log alone."""
+def count_rewritable_files(lake: Lake, table: Table, order: TimeOrder | None) -> tuple[int, int]:
+    """Return how many groups and files `rewrite_small_files` would rewrite now, from Delta's log alone."""
     if not lake.exists(table):
-        return 0
-    return len(_plan_groups(lake.table_cache.get_newest(lake.path(table)), order))
+        return 0, 0
+    groups = _plan_groups(lake.table_cache.get_newest(lake.path(table)), order)
+    return len(groups), sum(map(len, groups))
 
 
 def rewrite_small_files(

@@ -105,6 +105,20 @@ def test_a_checkpoint_is_written_where_one_is_due(lake: Lake) -> None:
     assert [result.checkpoint for result in maintain_tables(lake, clock_after(0))] == [False]
 
 
+@pytest.mark.parametrize(("minutes", "written"), [(60, False), (120, True)])
+def test_a_checkpoint_follows_a_rewrite_of_many_files(lake: Lake, minutes: int, written: bool) -> None:
+    """A commit that removes a hundred files or more is not left for each reader to parse."""
+    log = MinuteLog(START_US, minutes, 2)
+    log.write(lake)
+    assert [result.checkpoint for result in preview_tables(lake, clock_after(4))] == [written]
+    assert [(result.rewritten, result.checkpoint) for result in maintain_tables(lake, clock_after(4))] == [
+        (minutes, written)
+    ]
+    assert [result.checkpoint for result in maintain_tables(lake, clock_after(4))] == [False]
+    newest = f"{lake.version(log.table) or 0:020d}.checkpoint.parquet"
+    assert (newest in get_log_folder(lake.path(log.table)).names()) == written
+
+
 def test_a_failing_table_does_not_stop_others(lake: Lake) -> None:
     """The failing table is reported with its error; others are maintained without a change of their rows."""
     log = MinuteLog(START_US, 60, 2)

@@ -77,10 +77,12 @@ class MinuteLog:
         folder, version = Path(lake.path(table)), (lake.version(table) or 0) + 1
         infos = (commit.info for commit in lake.commits(table))
         digest = next(info.digests[""] for info in infos if info is not None and info.digests)
+        # Once: each call reads the new commits.
+        rule = lake.digest_rule(table)
         for begin in range(first, self.minutes, _BLOCK):
             count = min(_BLOCK, self.minutes - begin)
             block = self.minutes_of(begin, count)
-            digests = row_hash.digest_rows(block, ("minute",), lake.digest_rule(table))
+            digests = row_hash.digest_rows(block, ("minute",), rule)
             rows = block.drop_columns("minute")
             for number in range(begin, begin + count):
                 digest = (digest + digests[f"minute={number}"]) % row_hash.DIGEST_MODULUS
