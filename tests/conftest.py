@@ -85,6 +85,7 @@ LONG = {
         "test_ingest_connections.py",
         "test_demo_live.py",
         "test_replica.py",
+        "test_keys_only_logs.py",
         "test_altered_tables.py",
         "test_late_changes.py",
         "test_many_tables.py",

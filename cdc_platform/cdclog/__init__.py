@@ -155,8 +155,8 @@ __getattr__ = lazy_exports(
             "TouchedTable",
         ),
         "state.from_log": (
+            "LogBatches",
             "LogColumns",
-            "assert_full_delta",
             "state_from_log",
         ),
         "state.merge": ("merge_states",),

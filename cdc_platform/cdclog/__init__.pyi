@@ -99,8 +99,8 @@ from cdc_platform.cdclog.script.run import ScriptResult as ScriptResult
 from cdc_platform.cdclog.script.run import StatementOutcome as StatementOutcome
 from cdc_platform.cdclog.script.run import StoredTables as StoredTables
 from cdc_platform.cdclog.script.run import TouchedTable as TouchedTable
+from cdc_platform.cdclog.state.from_log import LogBatches as LogBatches
 from cdc_platform.cdclog.state.from_log import LogColumns as LogColumns
-from cdc_platform.cdclog.state.from_log import assert_full_delta as assert_full_delta
 from cdc_platform.cdclog.state.from_log import state_from_log as state_from_log
 from cdc_platform.cdclog.state.merge import merge_states as merge_states
 from cdc_platform.cdclog.state.model import STATE_SCHEMA as STATE_SCHEMA

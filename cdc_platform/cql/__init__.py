@@ -40,7 +40,7 @@ __getattr__ = lazy_exports(
             "format_ddl",
             "format_index_comments",
             "format_plain_ddl",
-            "format_value_logging",
+            "format_cdc_enabling",
             "get_defining_comments",
             "strip_comments",
         ),

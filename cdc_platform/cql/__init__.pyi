@@ -18,10 +18,10 @@ from cdc_platform.cql.codec import is_ambiguous_copy_cell as is_ambiguous_copy_c
 from cdc_platform.cql.codec import value_from_bytes as value_from_bytes
 from cdc_platform.cql.ddl import apply_definition as apply_definition
 from cdc_platform.cql.ddl import format_attribute_comments as format_attribute_comments
+from cdc_platform.cql.ddl import format_cdc_enabling as format_cdc_enabling
 from cdc_platform.cql.ddl import format_ddl as format_ddl
 from cdc_platform.cql.ddl import format_index_comments as format_index_comments
 from cdc_platform.cql.ddl import format_plain_ddl as format_plain_ddl
-from cdc_platform.cql.ddl import format_value_logging as format_value_logging
 from cdc_platform.cql.ddl import get_defining_comments as get_defining_comments
 from cdc_platform.cql.ddl import strip_comments as strip_comments
 from cdc_platform.cql.key_parser import parse_partition_key as parse_partition_key

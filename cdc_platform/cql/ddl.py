@@ -622,11 +622,11 @@ def _format_options(schema: TableSchema) -> Iterator[str]:
         yield f"default_time_to_live = {schema.default_ttl}"
 
 
-def format_value_logging(schema: TableSchema) -> str:
-    """Return the statement after which the table's log has values. Options with other than default values stay."""
+def format_cdc_enabling(schema: TableSchema) -> str:
+    """Return the statement that turns CDC on for a table. Options with other than default values stay."""
     cdc = schema.cdc
     options = {"enabled": "true"}
-    options |= {"delta": "'full'"} if cdc.delta != "full" else {}
+    options |= {"delta": f"'{cdc.delta}'"} if cdc.delta != "full" else {}
     options |= {"preimage": f"'{cdc.preimage}'"} if cdc.preimage != "false" else {}
     options |= {"postimage": "true"} if cdc.postimage else {}
     options |= {"ttl": f"{cdc.ttl}"} if cdc.ttl != DEFAULT_CDC_TTL else {}

@@ -311,8 +311,8 @@ def ingest_table(
         EnvironmentProblem: the cluster cannot be reached, or rejects the login.
         NotGranted: the log, or a table with CDC metadata, may not be read.
         NotFound: the table has no log, or the platform does not understand its definition.
-        StateError: it is not the cluster observed before; or the streams of what comes next are incomplete; or the log
-            of a table to replicate does not determine the table's state.
+        StateError: it is not the cluster observed before; or the streams of what comes next are incomplete; or a table
+            to replicate has CDC disabled.
         NothingReadable: no generation or stream set of the log can be read yet.
     """
     options = IngestOptions(policy or ReadPolicy(), start, until_us, way, current, recopy)

@@ -144,13 +144,15 @@ class Lifetimes:
 
 
 def find_complete_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
-    """Return from when on (µs) the ingested log has all writes to its table, with their values."""
+    """Return from when on (µs) the ingested log has all writes to its table, all with values or all without."""
     log = log_table(schema)
     since = [Lifetimes.read(lake, schema).created_us, schema.truncated_us or 0]
     since += [(lake.transaction(log, name) or 0) + 1 for name in (GAP_APPLICATION, RETYPED_APPLICATION)]
     changes = [change for change in cdc_tables.read_table_changes(lake) if change.full_name == schema.full_name]
     since += [
-        _altered_us(change) for before, change in pairwise(changes) if _tells_all(change) and not _tells_all(before)
+        _altered_us(change)
+        for before, change in pairwise(changes)
+        if change.enabled and (not before.enabled or _delta(change) != _delta(before))
     ]
     since += [change.until_us for change in unobserved_intervals(changes)]
     since += _columns_back(changes)
@@ -162,10 +164,10 @@ def find_complete_since_us(lake: Lake, schema: TableSchema) -> Microseconds:
     return Microseconds(max(since))
 
 
-def _tells_all(change: TableChange) -> bool:
-    """Return True if the log of a table with this definition records all writes, with their values."""
+def _delta(change: TableChange) -> str:
+    """Return whether the log of a table with this definition has values ("full") or only keys ("keys")."""
     schema = schema_from_change(change)
-    return change.enabled and (schema is None or schema.cdc.delta == "full")
+    return "full" if schema is None else schema.cdc.delta
 
 
 def _columns_back(changes: Iterable[TableChange]) -> Iterator[Microseconds]:

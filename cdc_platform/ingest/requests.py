@@ -97,7 +97,7 @@ class LogQuery:
                     on_retry()
                 live.leave(node_by_condition[condition])
             node_by_condition[condition] = live.node
-            rows = max(1, self.connection.page_rows // _SMALLER ** (attempt - 1))
+            rows = limit_page_rows(self.connection, attempt)
             return live.send_request(self.table, self.statement(condition), rows, paging_state=paging_state)
 
         return send
@@ -146,6 +146,11 @@ class _PagedRequest(Generic[Request]):
 def _raise_at_first_page(error: Unreachable) -> Iterator[RawPage]:
     yield from ()
     raise error
+
+
+def limit_page_rows(connection: Connection, attempt: int) -> int:
+    """Return the most rows of a page at an attempt (from 1) of a request."""
+    return max(1, connection.page_rows // _SMALLER ** (attempt - 1))
 
 
 def iter_request_pages(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -10,13 +11,15 @@ from pathlib import Path
 import pytest
 from dagster import AssetKey, SkipReason, TableMetadataValue
 from support.standin.cluster import FIRST_MS, PASSWORD, StandIn, description, nodes
+from support.standin.kept_table import in_lake, old
 from support.standin.live_log import LiveLog, defined, keys_of
+from support.standin.live_table import LiveTable
 from support.standin.world import OBSERVER, time_uuid
 from support.worlds.rehearsal import QUIET, Rehearsal
 
 from cdc_platform.alerts import read_open_alerts
 from cdc_platform.cdclog import log_table
-from cdc_platform.clock import Clock, Milliseconds, format_ms, us_from_ms
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, format_ms, us_from_ms, us_from_seconds
 from cdc_platform.definitions import defs
 from cdc_platform.delta import CommitAuthor, Lake, TaskRunner, commit_as
 from cdc_platform.home_location import HomeLocation, open_home_location
@@ -258,6 +261,30 @@ def test_a_log_is_started_by_hand_and_continued_by_the_schedule(
     assert "prod/shop.orders" in rehearsal.instance.get_dynamic_partitions(INGESTED_LOGS_NAME)
     assert not run_job(rehearsal, INGEST_JOB, "prod/shop")
     assert not run_job(rehearsal, INGEST_JOB, "prod/shop.none")
+
+
+def test_a_replica_of_a_log_with_keys_alone_follows_in_a_run(
+    rehearsal: Rehearsal, standin: StandIn, cluster: ScyllaCluster
+) -> None:
+    """A row that the log names, and one that it names as deleted, are as the table has them."""
+    schema = defined(DDL.replace("'ttl'", "'delta': 'keys', 'ttl'"))
+    first = {FIRST_MS: description(time_uuid(FIRST_MS))}
+    table = LiveTable(standin.world, schema, first, random.Random(7)).make()
+    old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
+    # A run reads up to half a minute ago.
+    ago = Microseconds(Clock().now_us() - us_from_seconds(60))
+    done = ingest_table(cluster, Clock(), "shop", "t", TaskRunner.alone(), until_us=ago, current=True)
+    assert done.current is not None
+    assert done.current.rows == 1
+    table.world.run(f"INSERT INTO shop.t (p, k, v) VALUES (2, 2, 2) USING TIMESTAMP {ago + 1}")
+    table.world.run(f"DELETE FROM shop.t USING TIMESTAMP {ago + 2} WHERE p = 1 AND k = 1")
+    table.log({"p": 2}, ago + 1, [{"cdc$operation": 2, "k": 2}])
+    table.log({"p": 1}, ago + 2, [{"cdc$operation": 3, "k": 1}])
+    rehearsal.instance.add_dynamic_partitions(CLUSTERS_NAME, ["prod"])
+    rehearsal.instance.add_dynamic_partitions(INGESTED_LOGS_NAME, ["prod/shop.t"])
+    assert run_job(rehearsal, INGEST_JOB, "prod/shop.t")
+    assert set(table.rows()) == {(2, 2)}
+    assert in_lake(cluster, table)[0] == table.rows()
 
 
 def test_events_of_commands_match_those_of_runs(

@@ -224,7 +224,7 @@ def test_table_is_ingested_with_all_ten_types(
 
 
 def test_images_of_a_stream_are_items(standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner) -> None:
-    """DynamoDB's API enables keys and images; a replica is refused with the statement that enables it."""
+    """DynamoDB's API enables keys and images."""
     table = AlternatorTable(standin, "my.table.v2", delta="keys", images=True)
     first: Item = {"a": ("S", "1"), "b": ("SS", ["x"])}
     table.put("p", "1", first)
@@ -233,11 +233,6 @@ def test_images_of_a_stream_are_items(standin: StandIn, cluster: ScyllaCluster, 
     table.put("p", "1", {"d": ("BOOL", False)}, before=second)
     table.delete("p", "1", before={"d": ("BOOL", False)})
     home = cluster.home.parent.parent
-    name = "alternator_my.table.v2.my.table.v2"
-    refused = run("--home", home, "ingest", "prod", name, "--current", "--confidence", "0")
-    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
-    options = "{'enabled': true, 'delta': 'full', 'preimage': 'full', 'postimage': true, 'ttl': 0}"
-    assert f"run ALTER TABLE {table.written} WITH cdc = {options} first" in refused.stderr
     done = run("--home", home, "ingest", "prod", "--include", "alternator_*.*", "--confidence", "0", "--json")
     assert done.exit_code == 0, done.stderr
     columns = "op, changes IS NULL AS k, old_item, new_item, removed_attributes AS r"
@@ -256,6 +251,31 @@ def test_images_of_a_stream_are_items(standin: StandIn, cluster: ScyllaCluster, 
     ]
     item_1, item_2, item_3 = ({**key, **expected_json(item)} for item in (first, second, {"d": ("BOOL", False)}))
     assert items == [(None, item_1), (item_1, item_2), (item_2, item_3), (item_3, None)]
+
+
+@pytest.mark.parametrize("images", [False, True], ids=["KEYS_ONLY", "NEW_AND_OLD_IMAGES"])
+def test_a_stream_of_keys_is_enough_for_a_replica(
+    standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, images: bool
+) -> None:
+    """Items that the stream names are read from the table: as they are there, whatever an image says of them."""
+    table = AlternatorTable(standin, "my-orders", delta="keys", images=images)
+    for c in ("1", "1.5", "2"):
+        table.put("p", c, {"a": ("S", "old"), "b": ("N", Decimal(1))})
+    home = cluster.home.parent.parent
+    ingest = ("--home", home, "ingest", "prod", table.written, "--confidence", "0")
+    first = run(*ingest, "--current")
+    assert first.exit_code == 0, first.stderr
+    table.put("p", "1", ALL_TYPES, before={})
+    table.update("p", "1.5", {"a": ("BOOL", False)}, {"b"}, before={})
+    table.delete("p", "2", before={})
+    told = json.loads(run(*ingest, "--json").stdout)["current"]
+    assert (told["rows"], told["reread_rows"], told["copied_now"]) == (2, 3, False)
+    query = f'SELECT c, item FROM "{table.keyspace}"."{table.name}$items" ORDER BY c'
+    items = [json.loads(row["item"]) for row in run("--home", cluster.at, "sql", query, "--json").rows]
+    assert items == [
+        {"p": {"S": "p"}, "c": {"N": "1"}, **expected_json(ALL_TYPES)},
+        {"p": {"S": "p"}, "c": {"N": "1.5"}, "a": {"BOOL": False}},
+    ]
 
 
 def test_attributes_are_declared_left_out_or_hashed(standin: StandIn, tmp_path: Path, workers: TaskRunner) -> None:

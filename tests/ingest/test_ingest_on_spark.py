@@ -11,18 +11,18 @@ import pytest
 from support.connections import connections_below, own_connections
 from support.standin.brought import with_secret_file
 from support.standin.cluster import FIRST_MS, NODES, StandIn, description
-from support.standin.kept_table import small_slices
+from support.standin.kept_table import now, small_slices
 from support.standin.live_log import LiveLog, defined, keys_of
 from support.standin.live_table import LiveTable, by_key
 from support.standin.world import OBSERVER, time_uuid
 
 from cdc_platform.cdclog import log_table
-from cdc_platform.clock import Clock, Milliseconds, us_from_ms
+from cdc_platform.clock import Clock, Microseconds, Milliseconds, us_from_ms
 from cdc_platform.cql import TableSchema
 from cdc_platform.delta import Lake, TaskRunner
 from cdc_platform.errors import PlatformError
 from cdc_platform.home_location import open_home_location
-from cdc_platform.ingest import cluster_log, current_table, ingest_table, planner
+from cdc_platform.ingest import ReadPolicy, cluster_log, current_table, ingest_table, planner
 from cdc_platform.ingest.planner import LEAST_RANGES
 from cdc_platform.ingest.replica.tables import cells_table
 from cdc_platform.scylla import ScyllaCluster, registry
@@ -112,7 +112,8 @@ def test_tasks_copy_a_table_as_one_process_does(
     """One task per part of the ring gives the cluster's rows."""
     # The state equals, partition by partition, that of a copy without Spark.
     small_slices(monkeypatch, rows=10, sample=20, most=4)
-    schema = defined(DDL.replace("v int,", "v int, m map<int, int>,"))
+    # A change is read from the table, as the log has only keys.
+    schema = defined(DDL.replace("v int,", "v int, m map<int, int>,").replace("'ttl'", "'delta': 'keys', 'ttl'"))
     table = LiveTable(standin.world, schema, {FIRST_MS: description(time_uuid(FIRST_MS))}, random.Random(3)).make()
     standin.proxy.collections = {"m"}
     for p in range(60):
@@ -131,6 +132,15 @@ def test_tasks_copy_a_table_as_one_process_does(
     assert {row["cdc$slice"] for row in replicated[0]} == {0, 1, 2, 3}
     # Synthetic times depend on when each copy began, so inexact rows are compared without theirs.
     assert sorted(map(_comparable, replicated[1])) == sorted(map(_comparable, expected[1]))
+    row = {"cdc$operation": 1, "k": 7}
+    now(table, "UPDATE shop.t USING SET m = m + {8: 8} WHERE p = 7 AND k = 7", {"p": 7}, row)
+    policy = ReadPolicy(Microseconds(0))
+    changed = ingest_table(
+        cluster, Clock(), "shop", "t", TaskRunner(lambda: spark, in_process=0), policy=policy
+    ).current
+    assert changed is not None
+    assert (changed.reread_rows, changed.written_ranges, changed.copied_now) == (1, 1, False)
+    assert by_key(schema, _replica_tables(cluster, schema)[0]) == table.rows()
     assert standin.proxy.refused == []
 
 

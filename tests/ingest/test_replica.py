@@ -11,7 +11,7 @@ import sys
 import time
 import uuid
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from support.command_line import run
@@ -83,12 +83,14 @@ def replicate(cluster: ScyllaCluster, workers: TaskRunner, **options: Any) -> Re
     return current
 
 
+@pytest.mark.parametrize("delta", ["full", "keys"])
 @pytest.mark.parametrize("history", range(HISTORIES))
 def test_replica_equals_the_table_of_the_cluster_in_random_histories(
     standin: StandIn,
     cluster: ScyllaCluster,
     workers: TaskRunner,
     history: int,
+    delta: Literal["full", "keys"],
     monkeypatch: pytest.MonkeyPatch,
     request: pytest.FixtureRequest,
 ) -> None:
@@ -97,7 +99,7 @@ def test_replica_equals_the_table_of_the_cluster_in_random_histories(
     dice, tablets = random.Random(f"{SEED} {history}"), (int(SEED) + history) % 2 == 1
     small_slices(monkeypatch, rows=3, sample=2, most=5)
     monkeypatch.setattr(keeping, "ROWS_AT_ONCE", dice.choice((20, 10**6)))
-    schema = drawn(dice)
+    schema = drawn(dice, delta)
     first: Any = description(time_uuid(FIRST_MS))
     if tablets:
         streams = generate_tablet_streams(TABLE_ID, FIRST_MS, uniform_tablet_ends(8))
@@ -267,12 +269,15 @@ def test_table_is_copied_again_if_its_log_is_not_enough(
 
 
 @pytest.mark.grid("kills of a replicated table", 1)
+@pytest.mark.parametrize("delta", ["full", "keys"])
 @pytest.mark.parametrize("point", failpoints.CURRENT_TABLE_POINTS)
 def test_killed_replication_is_completed_by_the_next_run(
-    cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, point: str
+    cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, point: str, delta: Literal["full", "keys"]
 ) -> None:
     """The kills are after the copy, between state and readers' table, and before the progress is recorded."""
     home = str(cluster.home.parent.parent)
+    table.schema = replace(table.schema, cdc=replace(table.schema.cdc, delta=delta))
+    table.world.cdc_options("shop", "t", ttl="0", delta=delta)
     old(table, "INSERT INTO shop.t (p, k, v, m) VALUES (1, 1, 1, {1: 1}) USING")
     if point != failpoints.AFTER_COPY:
         bring(cluster, workers, current=True)

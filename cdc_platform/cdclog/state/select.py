@@ -231,9 +231,10 @@ class _LiveState:
         kinds = self._kinds
         alive = (kinds == StateRowKind.CELL) | (kinds == StateRowKind.MARKER)
         alive &= ~np.asarray(state["dead"]) & (self._timestamps > self._deleted)
+        expires = np.asarray(state["expires"])
+        self._pending = expires > (now_us or 0)
         if now_us is not None:
-            expires = np.asarray(state["expires"])
-            alive &= (expires == 0) | (expires > now_us)
+            alive &= (expires == 0) | self._pending
         return alive & self._known()
 
     def _deletions(self, state: pa.Table) -> np.ndarray:
@@ -316,7 +317,8 @@ class _LiveState:
         unsure, alive = np.asarray(state["inexact"]), self._alive & mine
         guess = alive & unsure & (self._kinds == StateRowKind.MARKER)
         expires = np.asarray(state["expires"])
-        ends = alive & ~guess & (expires > 0)
+        # The tombstones of a static row's collections expire when TTLs of their elements that CQL does not report do.
+        ends = (alive | (self._kinds == StateRowKind.COLLECTION_TOMBSTONE) & mine) & self._pending
         soonest = np.full(count + 1, NEVER_EXPIRES)
         np.minimum.at(soonest, owners[ends], expires[ends])
 

@@ -13,6 +13,7 @@ from cdc_platform.clock import SECOND_US, Clock, Microseconds, datetime_from_us,
 from cdc_platform.cql import TableSchema
 from cdc_platform.delta import Lake, compute, read_changes_since
 from cdc_platform.ingest.policy import ReadPolicy
+from cdc_platform.ingest.replica.changed_keys import ChangedKeys, RereadRows
 from cdc_platform.ingest.replica.reread import LateChanges
 from cdc_platform.ingest.replica.snapshot import SyntheticTimestamps
 from cdc_platform.ingest.replica.tables import RANGE, Replica, with_ranges
@@ -25,25 +26,30 @@ MAX_CLOCK_LEAD_US = SECOND_US * 10
 
 @dataclass(frozen=True)
 class LogChanges:
-    """New rows of a log up to its version `log_version`: `rows` of a state, with their token range.
+    """New rows of a log up to its version `log_version`: `rows` of a state, and `places` that change, by token range.
 
     `log_rows` counts the rows of the log. `late` are those of rows that came after the copy and are older than the log
-    that the replica counts on.
+    that the replica counts on. If the log has only keys, `rows` were read from the base table, see `replaced`.
     """
 
     rows: pa.Table
+    places: pa.Table
     late: LateChanges
+    replaced: RereadRows | None
     log_rows: int
     log_version: int
 
     def ranges(self) -> list[int]:
         """Return the token ranges that have changes."""
-        return np.unique(np.asarray(self.rows[RANGE])).tolist()
+        return np.unique(np.asarray(self.places[RANGE])).tolist()
 
     def in_ranges(self, numbers: Sequence[int]) -> pa.Table:
         """Return the rows in some token ranges, without the range's column."""
-        inside = np.isin(np.asarray(self.rows[RANGE]), np.asarray(numbers, np.int32))
-        return self.rows.filter(pa.array(inside)).drop_columns([RANGE])
+        return _in_ranges(self.rows, numbers)
+
+    def places_in_ranges(self, numbers: Sequence[int]) -> pa.Table:
+        """Return the keys and kinds of the changes in some token ranges."""
+        return _in_ranges(self.places, numbers)
 
 
 @dataclass(frozen=True)
@@ -88,7 +94,46 @@ def read_log_changes(
     if late.rows:
         states = [merge_states(schema, [*states, late.changes])]
     log_rows = sum(rows.num_rows for rows in new.rows)
-    return LogChanges(with_ranges(states[0], replica.ranges), late, log_rows, version or 0)
+    rows = with_ranges(states[0], replica.ranges)
+    return LogChanges(rows, rows.select([*_PLACE, RANGE]), late, None, log_rows, version or 0)
+
+
+def find_changed_keys(lake: Lake, schema: TableSchema, replica: Replica) -> ChangedKeys:
+    """Return the rows that the log names and a replica has not merged yet; the log's values are ignored."""
+    log = log_table(schema)
+    version = lake.version(log)
+    if version is None:
+        return ChangedKeys.find(schema, [], 0)
+    known = replica.log if replica.log is not None else replica.log_before_copy
+    new = read_changes_since(lake, log, known, version) if known is not None and known <= version else None
+    return ChangedKeys.find(schema, new if new is not None else [lake.read_version(log, version)], version)
+
+
+def read_changed_rows(
+    live: ScyllaSession,
+    clock: Clock,
+    schema: TableSchema,
+    replica: Replica,
+    keys: ChangedKeys,
+    policy: ReadPolicy,
+) -> LogChanges:
+    """Return the rows that a log names, as the base table has them.
+
+    Raises:
+        NotGranted, Unreachable: the base table could not be read.
+    """
+    now_us = Microseconds(clock.now_us() + MAX_CLOCK_LEAD_US)
+    replaced = RereadRows.read(live, schema, keys, now_us, policy.concurrency)
+    rows, places = with_ranges(replaced.state, replica.ranges), with_ranges(replaced.places, replica.ranges)
+    return LogChanges(rows, places, LateChanges.none(), replaced, keys.log_rows, keys.log_version)
+
+
+_PLACE = ["partition", "clustering", "kind"]
+
+
+def _in_ranges(rows: pa.Table, numbers: Sequence[int]) -> pa.Table:
+    inside = np.isin(np.asarray(rows[RANGE]), np.asarray(numbers, np.int32))
+    return rows.filter(pa.array(inside)).drop_columns([RANGE])
 
 
 def _read_new_rows(lake: Lake, schema: TableSchema, replica: Replica, version: int | None) -> _NewLogRows:

@@ -66,7 +66,7 @@ class RangeMerger:
         cells_version, current_version = self.lake.version(self._cells_table), self.lake.version(current)
         cells, rows = self._read(self._cells_table, ranges), self._read(current, ranges)
         affected = find_affected(
-            self.schema, cells, rows, self.changes.in_ranges(ranges), self._elapsed, self.replica.sure_us
+            self.schema, cells, rows, self.changes.places_in_ranges(ranges), self._elapsed, self.replica.sure_us
         )
         merged = self._merge(ranges, PartialReplacement(cells, affected.cells), cells_version)
         replaced = PartialReplacement(rows, affected.rows)
@@ -91,17 +91,23 @@ class RangeMerger:
     def _merge(self, ranges: Sequence[int], cells: PartialReplacement, version: int | None) -> MergedRanges:
         """Merge changes and reread rows into the replaced cells of a version, and return the rows that they show."""
         schema, late, changes = self.schema, self.changes.late, self.changes.in_ranges(ranges)
-        known = late.without_reread(cells.removed.drop_columns([RANGE]))
+        before = cells.removed.drop_columns([RANGE])
+        known, new = late.without_reread(before), changes
+        if self.replica.log is None:
+            new = _written_after(changes, self.replica.copied_us)
+        replaced = self.changes.replaced
+        if replaced is not None:
+            known, new = replaced.remove_from(before), changes.slice(0, 0)
+            changes = replaced.extend_expiries(changes, before, self.as_of_us)
         state = merge_states(schema, [known, changes]) if changes.num_rows else known.combine_chunks()
         selected = select_with_details(schema, state, self.as_of_us)
-        new = changes if self.replica.log is not None else _written_after(changes, self.replica.copied_us)
         places = find_doubtful_rows(schema, state, new, selected, self._elapsed) | late.find_doubtful_rows(state)
         if places:
             seen_us = Microseconds(self.clock.now_us() + MAX_CLOCK_LEAD_US)
             rows = reread_rows(self.live, schema, state, places, seen_us, self.concurrency)
             state = merge_states(schema, [state, rows])
             selected = select_with_details(schema, state, self.as_of_us)
-        if places or changes.num_rows:
+        if places or changes.num_rows or known.num_rows < before.num_rows:
             # Purge by what was certain before these changes: the run after a killed one merges them again.
             state = purge_state(state, selected, self.replica.sure_us, self.as_of_us)
             self._replace(self._cells_table, cells, with_ranges(state, self.replica.ranges), ranges, version, {})

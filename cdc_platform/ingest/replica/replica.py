@@ -1,8 +1,9 @@
 """Replicate a table of a live cluster in the lake, by merging one copy of it with its log since then.
 
 CQL reports when cells were written, so copy and log merge in any order, and repeatedly; the log counts from before the
-copy began. Cells whose time CQL does not report are marked inexact, and reread when they may be wrong. Each step is
-repeatable: the run after a killed one repeats the step with the same result.
+copy began. Rows named by a log without values are read from the table instead, see `changed_keys`. Cells whose time CQL
+does not report are marked inexact, and reread when they may be wrong. Each step is repeatable: the run after a killed
+one repeats the step with the same result.
 """
 
 from __future__ import annotations
@@ -17,7 +18,6 @@ from cdc_platform.cdclog import (
     INEXACT_APPLICATION,
     OnMessage,
     SelectedRows,
-    assert_full_delta,
     log_table,
     select_with_details,
 )
@@ -28,7 +28,13 @@ from cdc_platform.errors import StateError
 from cdc_platform.ingest.marks import AGAIN
 from cdc_platform.ingest.policy import ReadPolicy
 from cdc_platform.ingest.replica import tables
-from cdc_platform.ingest.replica.changes import LogChanges, read_log_changes
+from cdc_platform.ingest.replica.changed_keys import ChangedKeys
+from cdc_platform.ingest.replica.changes import (
+    LogChanges,
+    find_changed_keys,
+    read_changed_rows,
+    read_log_changes,
+)
 from cdc_platform.ingest.replica.merge import RangeMerger, concurrent_writer_error
 from cdc_platform.ingest.replica.snapshot import SnapshotQuery, SyntheticTimestamps
 from cdc_platform.ingest.replica.tables import Replica, cells_table, current_table, find_replica, for_readers
@@ -85,7 +91,6 @@ class TableReplicator:
         policy: ReadPolicy,
         on_message: OnMessage,
     ) -> None:
-        assert_full_delta(schema)
         self._live, self._lake, self._clock, self._schema = live, lake, clock, schema
         self._workers, self._policy, self._on_message = workers, policy, on_message
         self._cells, self._current = cells_table(schema), current_table(schema)
@@ -109,11 +114,27 @@ class TableReplicator:
             # The user knows of a change before now that no log records, such as a TRUNCATE; the older log is wrong.
             since_us = max(complete_since_us, as_of_us) if recopy else complete_since_us
             replica = self._copy(since_us, ttl_us)
-        changes = read_log_changes(
-            self._live, self._lake, self._clock, self._schema, replica, self._policy, self._on_message
-        )
+        keys = self._find_changed_keys(replica)
+        if keys is not None and not is_copied and keys.exceeds_copy(_count_rows(self._lake, self._current)):
+            self._on_message(f"{keys.size} rows of {self._schema.full_name} changed: a copy reads them faster")
+            replica, is_copied = self._copy(complete_since_us, ttl_us), True
+            keys = self._find_changed_keys(replica)
+        changes = self._read_changes(replica, keys)
         merge = self._merge(replica, changes, as_of_us)
         return self._result(changes, merge, is_copied=is_copied, seconds=round(time.monotonic() - started, 3))
+
+    def _find_changed_keys(self, replica: Replica) -> ChangedKeys | None:
+        """Return the rows that the log names; None if it has their values, too."""
+        if self._schema.cdc.delta != "keys":
+            return None
+        return find_changed_keys(self._lake, self._schema, replica)
+
+    def _read_changes(self, replica: Replica, keys: ChangedKeys | None) -> LogChanges:
+        """Read the changes from the log or, if it has only keys, the rows that it names from the base table."""
+        live, clock, schema, policy = self._live, self._clock, self._schema, self._policy
+        if keys is None:
+            return read_log_changes(live, self._lake, clock, schema, replica, policy, self._on_message)
+        return read_changed_rows(live, clock, schema, replica, keys, policy)
 
     def _find_usable(self, complete_since_us: Microseconds) -> Replica | None:
         """Return the replica if the log determines its current state; None if the table has to be copied."""
@@ -145,6 +166,8 @@ class TableReplicator:
         ranges = query.estimate_ranges()
         parts = f"{ranges} part{'s' * (ranges > 1)}"
         self._on_message(f"copying {schema.full_name}, in {parts}; its log counts from {format_us(since)}")
+        if schema.cdc.delta == "keys":
+            self._on_message(f"the log of {schema.full_name} has only keys, so changed rows are read from the table")
         marks = {
             tables.COPIED: max(started_us, (lake.transaction(self._cells, tables.COPIED) or 0) + 1),
             tables.SINCE: since,
@@ -262,7 +285,7 @@ class TableReplicator:
             log_rows=changes.log_rows,
             written_ranges=merge.written_ranges,
             ranges=replica.ranges,
-            reread_rows=merge.reread_rows,
+            reread_rows=merge.reread_rows + (changes.replaced.keys.size if changes.replaced is not None else 0),
             seconds=seconds,
         )
 

@@ -1,7 +1,7 @@
 """Reread rows from the cluster whose current state the log alone does not determine.
 
 They are rows whose marker is uncertain, lists changed at unknown keys, rows that lost values to a TTL, and rows of late
-changes, whose values may have been deleted before the log reported them.
+changes, whose values may have been deleted before the log reported them. For logs without values see `changed_keys`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from cdc_platform.clock import ONE_US, Microseconds
 from cdc_platform.cql import Column, ListType, TableSchema, quote_name
 from cdc_platform.delta import compute
 from cdc_platform.ingest.replica.snapshot import SOLE, SyntheticTimestamps, base_name, elements, seen, selection
-from cdc_platform.ingest.requests import Pages, start_requests
+from cdc_platform.ingest.requests import Pages, limit_page_rows, start_requests
 from cdc_platform.scylla import ScyllaSession
 
 Place = tuple[bytes, bytes | None]
@@ -74,7 +74,7 @@ def reread_rows(
         if row_key in places:
             known.setdefault(row_key, []).append(row)
     rows: list[_Row] = []
-    for row_key, values in _answers(live, schema, sorted(known, key=_place_order), concurrency):
+    for row_key, values in _answers(live, schema, sorted(known, key=place_order), concurrency):
         rows += _now(schema, known[row_key], values, now_us, static=row_key[1] is None)
     return pa.Table.from_pylist(rows, schema=STATE_SCHEMA)
 
@@ -84,7 +84,8 @@ def places_of(partitions: Any, clusterings: Any) -> Iterator[Place]:
     return zip(partitions.to_pylist(), clusterings.to_pylist(), strict=True)
 
 
-def _place_order(place: Place) -> tuple[bytes, bytes]:
+def place_order(place: Place) -> tuple[bytes, bytes]:
+    """Return a sort key of a row."""
     return place[0], place[1] or b""
 
 
@@ -146,11 +147,25 @@ def send_key_request(
             component[0].as_py()
             for component in split_components(pa.array([clustering], pa.binary()), len(schema.clustering_key))
         ]
-    where = " AND ".join(f"{quote_name(key.name)} = ?" for key in keys)
     limit = " LIMIT 1" if clustering is None else ""
-    end = " BYPASS CACHE" if live.is_scylla else ""
-    text = f"SELECT {selected} FROM {base_name(schema)} WHERE {where}{limit}{end}"
+    text = _statement(live, schema, selected, keys, limit)
     return live.send_request(base_name(schema), text, 1, values, paging_state=paging_state)
+
+
+def send_partition_request(
+    live: ScyllaSession, schema: TableSchema, partition: bytes, selected: str, attempt: int, paging_state: bytes | None
+) -> Pages:
+    """Select columns of all rows of a partition."""
+    values = _key_parts(partition, len(schema.partition_key))
+    text = _statement(live, schema, selected, schema.partition_key)
+    page_rows = limit_page_rows(live.connection, attempt)
+    return live.send_request(base_name(schema), text, page_rows, values, paging_state=paging_state)
+
+
+def _statement(live: ScyllaSession, schema: TableSchema, selected: str, keys: Sequence[Column], limit: str = "") -> str:
+    where = " AND ".join(f"{quote_name(key.name)} = ?" for key in keys)
+    end = " BYPASS CACHE" if live.is_scylla else ""
+    return f"SELECT {selected} FROM {base_name(schema)} WHERE {where}{limit}{end}"
 
 
 def _key_parts(partition: bytes, count: int) -> list[bytes]:
@@ -190,7 +205,9 @@ def _now(
             if values is None:
                 yield row | {"dead": True, "value": None}
             elif bare:
-                yield row | {"value": SOLE}
+                # One with an expiry outlived it; at the same time the one that expires would win.
+                later = {"timestamp": row["timestamp"] + ONE_US, "expires": 0} if row["expires"] else {}
+                yield row | {"value": SOLE} | later
         elif name in elements_by_column and isinstance(schema.column(name).type, ListType):
             lists[name] = row
         elif (
@@ -249,7 +266,7 @@ class LateChanges:
         written = state.filter(pa.array(~deletes))
         places = frozenset(places_of(written["partition"], written["clustering"]))
         partitions = frozenset(state["partition"].filter(pa.array(deletes)).to_pylist())
-        ordered = sorted(places, key=_place_order)
+        ordered = sorted(places, key=place_order)
         columns = selection(schema)
 
         def send(place: Place, _: int, paging_state: bytes | None) -> Pages:

@@ -27,7 +27,7 @@ from cdc_platform.cdclog import (
     with_stored_names,
 )
 from cdc_platform.clock import Microseconds, ms_from_us
-from cdc_platform.cql import TableSchema, format_value_logging
+from cdc_platform.cql import TableSchema, format_cdc_enabling
 from cdc_platform.delta import Lake, compute, tokens_from_keys
 from cdc_platform.errors import StateError
 from cdc_platform.metastore import cdc_tables
@@ -129,20 +129,18 @@ def is_replicated(lake: Lake, schema: TableSchema) -> bool:
 
 
 def why_not_replicable(lake: Lake, schema: TableSchema) -> str | None:
-    """Return why the log no longer determines the table's state; None if it does."""
-    if schema.cdc.delta != "full":
-        return f"its log has no values (delta '{schema.cdc.delta}')"
+    """Return why no log reports what changes in the table; None if one does."""
     if not cdc_tables.find_cdc_table(lake, schema.keyspace, schema.name).enabled:
         return "its CDC is disabled"
     return None
 
 
 def assert_replicable(lake: Lake, schema: TableSchema) -> None:
-    """Raise StateError unless the table's log determines the table's state."""
+    """Raise StateError unless the table's log reports what changes in the table."""
     why = why_not_replicable(lake, schema)
     if why is not None:
         raise StateError(
-            f"{schema.full_name} cannot be replicated: {why}; run {format_value_logging(schema)} first, or ingest its "
+            f"{schema.full_name} cannot be replicated: {why}; run {format_cdc_enabling(schema)} first, or ingest its "
             "log without --current"
         )
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 from cassandra.util import Date
@@ -61,7 +61,7 @@ _TICKS = 0x01B21DD213814000
 Logged = list[dict[str, Any]]
 
 
-def drawn(dice: random.Random) -> TableSchema:
+def drawn(dice: random.Random, delta: Literal["full", "keys"] = "full") -> TableSchema:
     """Return a table of any shape: keys of one or two columns, with or without rows, static columns, any of `TYPES`."""
     columns = [Column(f"p{index}", dice.choice(KEYS), "partition") for index in range(dice.randint(1, 2))]
     clustering = dice.randint(0, 2)
@@ -71,7 +71,7 @@ def drawn(dice: random.Random) -> TableSchema:
     if clustering:
         columns += [Column(f"s{index}", dice.choice(TYPES), "static") for index in range(dice.randint(0, 2))]
     columns += [Column(f"v{index}", kind) for index, kind in enumerate(dice.sample(TYPES, dice.randint(1, 4)))]
-    return TableSchema("shop", "t", tuple(columns), CdcOptions(enabled=True, ttl=0))
+    return TableSchema("shop", "t", tuple(columns), CdcOptions(enabled=True, ttl=0, delta=delta))
 
 
 @dataclass
@@ -112,6 +112,12 @@ class LiveTable:
         begun = max(time for time in self.generations if us_from_ms(time) <= time_us)
         stream = self.generations[begun].streams_of(token)[0].tobytes()
         head = {"cdc$stream_id": stream, "cdc$time": _uuid(time_us, self.dice), **partition}
+        if self.schema.cdc.delta == "keys":
+            named = {column.name for column in self.schema.columns if column.is_key} | {"cdc$operation", "cdc$ttl"}
+            rows = [
+                {name: value for name, value in row.items() if name in named or row["cdc$operation"] in (0, 9)}
+                for row in rows
+            ]
         full = [
             {**head, "cdc$batch_seq_no": index, "cdc$end_of_batch": True if index == len(rows) - 1 else None, **row}
             for index, row in enumerate(rows)

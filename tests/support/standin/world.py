@@ -194,7 +194,7 @@ class World:
         self._let_be(log_name, f"{log}, PRIMARY KEY ({key})")
         self._let_be(name, f"{base}, PRIMARY KEY ({keys})", order)
         self.made(schema, created_ms)
-        self._cdc_options(schema.keyspace, schema.name, {"ttl": str(schema.cdc.ttl)})
+        self._cdc_options(schema.keyspace, schema.name, {"ttl": str(schema.cdc.ttl), "delta": schema.cdc.delta})
         self.schema_changed()
 
     def _let_be(self, name: str, columns: str, options: str = "") -> None:
