@@ -9,6 +9,7 @@ up to there are added by key.
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ from cdc_platform.ingest.marks import PARTS_UNTIL
 from cdc_platform.ingest.planner import Estimate, Plan, Way, WindowPlanner
 from cdc_platform.ingest.policy import ReadPolicy
 from cdc_platform.ingest.requests import LogQuery, empty_rows
+from cdc_platform.metastore import cdc_tables
 from cdc_platform.scylla import OtherColumns, ScyllaCluster, ScyllaSession, decode_log_rows, observe_session
 from cdc_platform.timeline import StreamSource
 
@@ -300,10 +302,19 @@ def definition(lake: Lake, keyspace: str, table: str) -> TableSchema:
         return read_table_schema(lake, keyspace, table)
     except NotFound:
         look = choose_remedy(lake, "cdc-platform cluster test", "cdc-platform cluster test {cluster}")
+        help_text = _suggest_quotes(lake, keyspace, table) or f"see what there is with: {look}"
         raise NotFound(
-            f"the cluster has no table {keyspace}.{table} with a CDC log and a supported definition; see"
-            f" what there is with: {look}"
+            f"the cluster has no table {keyspace}.{table} with a CDC log and a supported definition; {help_text}"
         ) from None
+
+
+def _suggest_quotes(lake: Lake, keyspace: str, table: str) -> str | None:
+    """Return how to write the name of a table that differs only in its capitals; None if there is none."""
+    name = f"{keyspace}.{table}"
+    for known in cdc_tables.read_table_changes(lake):
+        if known.full_name.lower() == name.lower() and known.full_name != name:
+            return f"names with capitals are written in double quotes: {shlex.quote(known.cql_name)}"
+    return None
 
 
 def _times(rows: pa.Table) -> np.ndarray:

@@ -232,6 +232,9 @@ def test_names_that_need_quotes_are_ingested(standin: StandIn, cluster: ScyllaCl
     rows = lake_of(cluster).read(log_table(log.schema))
     assert keys_of(rows) == log.written_keys()
     assert sorted(rows["Select"].to_pylist()) == [7, 8]
+    unquoted = run("--home", home, "ingest", "prod", "Shop.Order")
+    assert unquoted.exit_code == 2
+    assert_one_line(unquoted.stderr, """names with capitals are written in double quotes: '"Shop"."Order"'""")
 
 
 @pytest.mark.cassandra
