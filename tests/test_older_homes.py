@@ -394,7 +394,7 @@ def test_consumers_continue_over_a_switch(release: str, cluster: Path) -> None:
 
 
 def test_hourly_copies_continue(cluster: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The job copies the hour that was missing, and its consumer's position then follows the existing hours."""
+    """The job copies the missing hour, and its consumer's position moves past the hour that was already copied."""
     from dagster import DagsterInstance
 
     from cdc_platform.clock import Clock, parse_time_us

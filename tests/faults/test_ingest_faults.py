@@ -253,7 +253,7 @@ def test_cdc_that_was_off_leaves_a_reported_gap(
 def test_a_log_that_is_dropped_and_recreated_in_the_middle(
     standin: StandIn, paged: ScyllaCluster, log: LiveLog, workers: TaskRunner
 ) -> None:
-    """Dropping a log mid-window fails with one line and commits nothing of it; the recreated log is ingested."""
+    """Dropping a log mid-window fails in one line and commits nothing of it; the new log is reported and ingested."""
     log.write([FIRST_US + index for index in range(ROWS)])
     bring(paged, workers, FIRST_US + 31 * SECOND_US)
     first_rows = log.written.copy()

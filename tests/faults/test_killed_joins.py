@@ -48,7 +48,7 @@ def get_environment(place: str, request: pytest.FixtureRequest) -> dict[str, str
 
 @BOTH
 def test_a_join(nursery: Nursery, place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """`bootstrap --run` of a queued node survives kills."""
+    """A killed `bootstrap --run` of a queued node is completed by the next run."""
 
     def waiting(home: Path) -> None:
         (home.parent / "node.json").write_text(node_text(1), encoding="utf-8")
@@ -60,7 +60,7 @@ def test_a_join(nursery: Nursery, place: str, request: pytest.FixtureRequest, tm
 
 
 def test_a_join_beside_many(nursery: Nursery, tmp_path: Path) -> None:
-    """A killed join also restores the fingerprints of sixteen imported generations that later joins compare with."""
+    """The next run also stores the fingerprints of sixteen imported generations, which later joins compare with."""
 
     later = format_us(Microseconds(START_US + DAY_US))
 
@@ -81,7 +81,7 @@ def test_a_join_beside_many(nursery: Nursery, tmp_path: Path) -> None:
 
 @BOTH
 def test_a_repair(nursery: Nursery, place: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
-    """`repair --run` of a ring without a generation survives kills."""
+    """A killed `repair --run` of a ring without a generation is completed by the next run."""
 
     def with_ring(home: Path) -> None:
         v2 = ("CDC_GENERATIONS_V2",)
@@ -96,7 +96,7 @@ def test_a_repair(nursery: Nursery, place: str, request: pytest.FixtureRequest, 
 
 
 def test_a_script(nursery: Nursery, tmp_path: Path) -> None:
-    """`cql run --apply` survives kills while it creates, alters and drops tables and writes their rows."""
+    """A killed `cql run --apply` that creates, alters and drops tables with rows is completed by the next run."""
 
     def with_tables(home: Path) -> None:
         home_with_generations(home.parent, {ID: ms_from_us(START_US), OTHER_ID: ms_from_us(SWITCH_US)})
