@@ -45,7 +45,6 @@ from cdc_platform.delta import (
     get_home_mode,
     lift_observed_mark,
     record_maintenance,
-    track_reads,
     verify_table_parts,
     verify_tables,
 )
@@ -56,22 +55,28 @@ from cdc_platform.settings import Settings
 from cdc_platform.spark import get_task_runner
 from cdc_platform.tables import (
     CDC_LOCAL,
+    CLUSTER_CHANGES,
+    COMMITTED_GENERATIONS,
     GENERATION_DESCRIPTIONS,
     GENERATION_SWITCHES,
     REMOVED_GENERATIONS,
     STREAM_FINGERPRINTS,
     STREAMS_DESCRIPTIONS,
+    SWITCH_PROMISES,
 )
 from cdc_platform.timeline import Timeline
 
 GENERATION_AUDIT_TABLES = (
     *inventory.INVENTORY_TABLES,
     CDC_LOCAL,
+    CLUSTER_CHANGES,
+    COMMITTED_GENERATIONS,
     GENERATION_DESCRIPTIONS,
     GENERATION_SWITCHES,
     REMOVED_GENERATIONS,
     STREAMS_DESCRIPTIONS,
     STREAM_FINGERPRINTS,
+    SWITCH_PROMISES,
 )
 """The tables that the audits of one generation read."""
 
@@ -249,15 +254,14 @@ def _judge_generation(
     verified: Sequence[TableVerification],
     index: uniqueness.FingerprintIndex,
 ) -> tuple[CheckResult, ...]:
-    """Return the results for one generation, with those of the damaged tables that its audits have read."""
+    """Return the results for one generation, with those of the damaged tables among those that its audits read."""
     damaged = {table.name for table in verified if table.damage}
-    with track_reads() as read:
-        results = [
-            result
-            for family, audit in _iter_generation_audits(lake, generation, name, damaged, index)
-            for result in _judge_family(family, run_family_audit(family, audit, verified))
-        ]
-    stored = audit_stored([table for table in verified if table.name in read and table.damage])
+    results = [
+        result
+        for family, audit in _iter_generation_audits(lake, generation, name, damaged, index)
+        for result in _judge_family(family, run_family_audit(family, audit, verified))
+    ]
+    stored = audit_stored([table for table in verified if table.damage])
     return (*results, *_judge_family(STORAGE_FAMILY, stored))
 
 
