@@ -104,9 +104,7 @@ def test_the_replay_equals_the_model_at_every_prefix(history: tuple[TableSchema,
 
 
 @given(histories(), st.integers(EPOCH_US, EPOCH_US + 10_000_000))
-def test_what_is_alive_equals_the_model(
-    history: tuple[TableSchema, list[list[Mutation]]], now_us: Microseconds
-) -> None:
+def test_live_rows_equal_the_model(history: tuple[TableSchema, list[list[Mutation]]], now_us: Microseconds) -> None:
     """Rows, static rows and values are equal at any time, including cells that have expired by then."""
     schema, batches = history
     for partition in {batch[0].partition_key for batch in batches}:

@@ -168,7 +168,7 @@ def test_without_its_check_a_model_of_ranges_passes_a_violation(
     assert violate().violations == 0
 
 
-def test_generations_of_one_task_are_kept_apart() -> None:
+def test_generations_of_one_task_stay_separate() -> None:
     """Each generation has its own sums and first failures, whatever the order and the frames of its rows."""
     audit = scan.StreamAudit()
     for generation, wrong in ((1, 4), (0, 0), (1, 1)):

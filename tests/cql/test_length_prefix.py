@@ -12,7 +12,7 @@ from cdc_platform.errors import InputError
 
 
 @given(st.lists(st.none() | st.binary(max_size=300), max_size=6), st.binary(max_size=9))
-def test_what_is_joined_is_split(parts: list[bytes | None], before: bytes) -> None:
+def test_split_reverses_join(parts: list[bytes | None], before: bytes) -> None:
     """The strings may follow other bytes; a null is not an empty string."""
     assert list(split_length_prefixed(before + join_length_prefixed(parts), len(before))) == parts
 

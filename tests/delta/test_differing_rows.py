@@ -54,7 +54,7 @@ def counted(rows: list[dict[str, Any]]) -> Counter[str]:
 
 
 @given(both=st.lists(ROW, max_size=4), mine=ROWS, theirs=ROWS)
-def test_what_is_in_both_goes_as_often_as_it_is(
+def test_common_rows_cancel_out_by_their_number(
     both: list[dict[str, Any]], mine: list[dict[str, Any]], theirs: list[dict[str, Any]]
 ) -> None:
     """Multisets: if one table has a row twice and the other once, one remains."""

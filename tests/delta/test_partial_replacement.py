@@ -48,7 +48,7 @@ def read(lake: Lake, table: Table, *, go: int) -> PartialReplacement:
 
 @pytest.mark.parametrize("kind", [INT, TIMESTAMP], ids=str)
 @pytest.mark.parametrize("rule", DigestRule)
-def test_those_that_go_make_room_and_the_rest_stays(lake: Lake, kind: pa.DataType, rule: DigestRule) -> None:
+def test_partial_replacement_keeps_the_other_rows(lake: Lake, kind: pa.DataType, rule: DigestRule) -> None:
     """With either digest rule, also with time partitions, the commit records the digests of the new content."""
     table = parts(kind)
     lake.ensure(table)

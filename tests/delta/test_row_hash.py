@@ -218,7 +218,7 @@ def test_a_digest_knows_no_order_no_files_and_no_batches(
 
 @of_every_rule
 @given(ROWS)
-def test_what_comes_and_goes_is_added_and_taken_away(rule: DigestRule, rows: list[Row]) -> None:
+def test_digests_follow_added_and_removed_rows(rule: DigestRule, rows: list[Row]) -> None:
     """Adding and removing rows updates the digest to that of the current rows."""
     table = pa.Table.from_pylist(rows, schema=SCHEMA)
     first, rest = table.slice(0, 1), table.slice(1)

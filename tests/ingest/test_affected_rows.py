@@ -98,7 +98,7 @@ def states_from_mutations(mutations: Sequence[Mutation]) -> list[pa.Table]:
 
 
 @given(histories(), st.integers(0, 2**32).map(random.Random), TIMES)
-def test_what_is_reached_is_all_that_becomes_another(
+def test_partial_replacement_equals_a_full_rewrite(
     history: History, dice: random.Random, times: list[Microseconds]
 ) -> None:
     """Partial replacement gives the same two tables as a rewrite of the whole state, for any history and change."""

@@ -75,7 +75,7 @@ def test_backlog_of_quiet_windows_in_a_full_log_is_read_by_streams() -> None:
 
 
 @given(st.integers(0, 5_000), st.integers(1, 300), st.lists(st.integers(0, 300), max_size=20))
-def test_what_looks_at_less_is_planned_for_a_backlog(held: int, first: int, others: list[int]) -> None:
+def test_a_backlog_is_planned_the_cheaper_way(held: int, first: int, others: list[int]) -> None:
     """The cheaper way for all windows together wins; a scan covers them all, streams cover the first."""
     after = [Next(Microseconds(30 + index), stream_count, 0.0) for index, stream_count in enumerate(others)]
     planned = plan(WINDOW, streams(first), held, 0.0, PAGE, coming=after)

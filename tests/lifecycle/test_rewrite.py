@@ -353,7 +353,7 @@ def test_unknown_nodes_are_refused(lake: Lake) -> None:
     hours=st.floats(0, 30),
     ttls=st.lists(st.sampled_from([0, 3600, 24 * 3600]), max_size=2),
 )
-def test_whatever_is_there_everything_live_with_data_ends_in_the_new_table(
+def test_rewrite_completes_every_live_generation_with_data(
     tmp_path: Path, count: int, lost: set[int], there: set[int], hours: float, ttls: list[int]
 ) -> None:
     """For any mix of missing, present and old generations, the live ones with data are complete after one run."""

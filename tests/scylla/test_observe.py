@@ -195,7 +195,7 @@ def test_generation_is_imported_once_listed_and_complete(standin: StandIn, clust
 
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
-def test_what_a_look_left_out_is_wrong_until_it_is_whole(standin: StandIn, cluster: ScyllaCluster) -> None:
+def test_an_incomplete_observation_is_reported_until_it_is_complete(standin: StandIn, cluster: ScyllaCluster) -> None:
     """`status` and `check` name a generation with a missing row, and the command that observes it again."""
     world, generation, home = standin.world, description(SECOND), cluster.home.parent.parent
     observe(cluster)

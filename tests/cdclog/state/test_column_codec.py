@@ -135,7 +135,7 @@ def _dated(kind: CqlType) -> st.SearchStrategy[Any]:
 
 @pytest.mark.parametrize("kind", DATED, ids=lambda kind: kind.cql)
 @given(data=st.data())
-def test_what_no_native_column_holds_stands_beside_it(kind: CqlType, data: st.DataObject) -> None:
+def test_values_outside_a_native_column_are_stored_exactly(kind: CqlType, data: st.DataObject) -> None:
     """Of null, near and far values only far ones are stored exactly; the others are decoded from the column."""
     drawn = [
         None if value is None else kind.canonical(value) for value in data.draw(st.lists(st.none() | _dated(kind)))

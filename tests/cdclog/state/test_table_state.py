@@ -120,7 +120,7 @@ def test_a_state_shows_what_select_finds(history: History, now_us: Microseconds 
 
 @settings(max_examples=examples(50))
 @given(histories(), SEED, NOW)
-def test_what_is_purged_is_missed_by_nobody(
+def test_purged_tombstones_change_no_later_read(
     history: History, chance: random.Random, now_us: Microseconds | None
 ) -> None:
     """Later writes give the same rows if they are younger than the safe time, and no tombstone up to it remains."""
