@@ -17,8 +17,12 @@ from support.soak.year import run_soak
 from cdc_platform.definitions import defs
 
 SHARE = float(os.environ.get("CDC_PLATFORM_SOAK", "0.01"))
-PLAN = Plan(SHARE, seed=21, tick_hours=22, dagster_every=10) if SHARE < 0.1 else Plan(SHARE, tick_hours=6)
-"""This seed gives one hundredth of a year all kinds of faults. A shorter soak has fewer ticks and Dagster runs."""
+PLAN = (
+    Plan(SHARE, seed=21, tick_hours=22, dagster_every=10)
+    if SHARE < 0.1
+    else Plan(SHARE, tick_hours=24, dagster_every=20, fault_share=0.025)
+)
+"""This seed gives one hundredth of a year all kinds of faults. Few ticks and Dagster runs save CPU time."""
 pytestmark = pytest.mark.timeout(900 if SHARE < 0.1 else 36_000)
 
 
@@ -55,8 +59,10 @@ def test_every_kind_of_fault_occurred(soak: dict[str, Any]) -> None:
 def test_dagster_and_commands_share_the_work(soak: dict[str, Any]) -> None:
     """Dagster and commands both perform joins and hours; removals, the rewrite and maintenance run in Dagster."""
     jobs = ("join", "consume_hours", "expire", "rewrite", "maintenance", "tablet_gc")
-    assert set(jobs) - soak["result"]["runs"].keys() == set()
-    assert SHARE >= 0.1 or {"commands for join", "commands for consume_hours"} <= soak["counts"].keys()
+    # Counts of a killed process are lost, and maintenance removes old runs.
+    counted = {name.removeprefix("runs of ") for name in soak["counts"] if name.startswith("runs of ")}
+    assert set(jobs) - soak["result"]["runs"].keys() - counted == set()
+    assert {"commands for join", "commands for consume_hours"} <= soak["counts"].keys()
 
 
 def test_every_sensor_and_schedule_ticked(soak: dict[str, Any]) -> None:

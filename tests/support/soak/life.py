@@ -34,6 +34,7 @@ from cdc_platform.metastore import inbox, switches
 from cdc_platform.metastore import tablets as stored_tablets
 from cdc_platform_assets.join.inbox import JOIN_JOB
 from cdc_platform_assets.log.hourly import HOURS_JOB
+from cdc_platform_assets.maintenance import MAINTENANCE_JOB
 from cdc_platform_assets.partitions import hour_us_from_partition
 
 RECORDS = 120
@@ -155,6 +156,8 @@ class Life:
 
     def _work_by_command(self, job: str, request: RunRequest) -> bool:
         """Do the work of a join or of an hour as a command does, unless it falls to Dagster."""
+        if job == MAINTENANCE_JOB:
+            self._clock.stamp_files(self._home.path)  # it removes files by their age
         if job not in (JOIN_JOB, HOURS_JOB) or request.partition_key is None:
             return False
         if job == JOIN_JOB:
@@ -277,8 +280,13 @@ def _open(disk: Path) -> HomeLocation:
 
 
 def _measure_folder(folder: Path) -> tuple[int, int]:
-    sizes = [entry.stat().st_size for entry in folder.rglob("*") if entry.is_file()] if folder.exists() else []
-    return len(sizes), sum(sizes)
+    """Return the number of files in a folder and below it, and their bytes."""
+    files = size = 0
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            more = _measure_folder(Path(entry.path)) if entry.is_dir() else (1, entry.stat().st_size)
+            files, size = files + more[0], size + more[1]
+    return files, size
 
 
 def _resident_bytes() -> int:

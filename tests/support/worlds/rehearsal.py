@@ -5,6 +5,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from cdc_platform.delta import Lake
 from cdc_platform_assets.partitions import GENERATIONS_NAME, read_generation_keys
 
 QUIET = {"loggers": {"console": {"config": {"log_level": "CRITICAL"}}}}
+_FIRST_ADDRESS = ip_address("10.0.0.0")
 
 
 def node_config(number: int, *, tokens: int = 4, shard_count: int = 2) -> dict[str, Any]:
@@ -22,7 +24,7 @@ def node_config(number: int, *, tokens: int = 4, shard_count: int = 2) -> dict[s
     drawn = np.random.default_rng(number).integers(-(2**63) + 1, 2**63 - 1, tokens, dtype=np.int64)
     return {
         "host_id": str(uuid.UUID(int=number)),
-        "address": f"10.0.0.{number}",
+        "address": str(_FIRST_ADDRESS + number),
         "datacenter": "dc1",
         "rack": "r1",
         "tokens": [str(token) for token in drawn],
