@@ -55,7 +55,7 @@ def run_switch(
     Raises:
         StateError: another switch is undecided, this one was aborted, rows are missing, or the clock is behind.
     """
-    begun = any(switch.generation_id == generation_id for switch in switches.read_switches(lake))
+    begun = any(outcome.generation_id == generation_id for outcome in switches.read_switch_outcomes(lake))
     if not begun and not settings.two_phase_switch:
         return None
     prepare_switch(lake, clock, settings, generation_id, initiator, participants)

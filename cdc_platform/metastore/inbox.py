@@ -413,7 +413,9 @@ class _JoinTables:
         self._cells = set(generations.read_v1_times(lake).tolist())
         self._switching = {switch.generation_id for switch in switches.read_unfinished_switches(lake)}
         self._aborted = {
-            switch.generation_id for switch in switches.read_switches(lake) if switch.phase is SwitchPhase.ABORTED
+            outcome.generation_id
+            for outcome in switches.read_switch_outcomes(lake)
+            if outcome.phase is SwitchPhase.ABORTED
         }
         self._statuses = read_node_statuses(lake)
         self._shown, self._listed = generations.read_published_times(lake), generations.read_listed_times(lake)

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.types as pat
@@ -22,6 +22,29 @@ def read_switches(lake: Lake) -> list[GenerationSwitch]:
     """Return every switch in the order of preparation."""
     switches = parse_switches(lake.read(GENERATION_SWITCHES))
     return sorted(switches, key=lambda switch: (switch.prepared_at_ms, switch.generation_id))
+
+
+class SwitchOutcome(NamedTuple):
+    """What became of a switch, without its participants. `time_ms` is None until it is committed."""
+
+    generation_id: str
+    phase: SwitchPhase
+    prepared_at_ms: Milliseconds
+    time_ms: Milliseconds | None
+
+
+def read_switch_outcomes(lake: Lake) -> list[SwitchOutcome]:
+    """Return the outcome of every switch, unordered. The participants of each take ten times as long to parse."""
+    rows = lake.read(GENERATION_SWITCHES, ["generation_id", "phase", "prepared_at", "time"])
+    return [
+        SwitchOutcome(
+            row["generation_id"],
+            SwitchPhase(row["phase"]),
+            ms_from_us(row["prepared_at"]),
+            None if row["time"] is None else ms_from_us(row["time"]),
+        )
+        for row in _times_as_integers(rows).to_pylist()
+    ]
 
 
 def find_switch(lake: Lake, name: str | Milliseconds) -> GenerationSwitch:
@@ -43,13 +66,14 @@ def read_lease_promises(lake: Lake, generation_id: str) -> dict[str, Millisecond
     return {row["host_id"]: ms_from_datetime(row["lease_end"]) for row in rows}
 
 
-def read_undecided_switches(lake: Lake, known: Sequence[GenerationSwitch] | None = None) -> list[UndecidedSwitch]:
+def read_undecided_switches(lake: Lake, known: Sequence[SwitchOutcome] | None = None) -> list[UndecidedSwitch]:
     """Return the undecided switches, optionally of `known` only, for which a node has promised to wait.
 
     Each has the earliest of its nodes' lease ends, from which on writes need the decision. A participant that cannot
     read the decision refuses such writes; one that can read and finds none knows no more than that.
     """
-    waiting = [switch for switch in (read_switches(lake) if known is None else known) if not switch.is_decided]
+    outcomes = read_switch_outcomes(lake) if known is None else known
+    waiting = [outcome for outcome in outcomes if outcome.phase is SwitchPhase.PREPARING]
     ends = {switch.generation_id: read_lease_promises(lake, switch.generation_id).values() for switch in waiting}
     return [
         UndecidedSwitch(
@@ -63,22 +87,29 @@ def read_undecided_switches(lake: Lake, known: Sequence[GenerationSwitch] | None
 def read_unfinished_switches(lake: Lake) -> list[GenerationSwitch]:
     """Return the unfinished switches, oldest first: undecided, or committed and not in the ledger."""
     recorded = set(to_python_values(lake.read(GENERATIONS, ["generation_id"])["generation_id"]))
-    return [
-        switch
-        for switch in read_switches(lake)
-        if not switch.is_decided or (switch.phase is SwitchPhase.COMMITTED and switch.generation_id not in recorded)
-    ]
+
+    def is_unfinished(switch: SwitchOutcome | GenerationSwitch) -> bool:
+        return switch.phase is SwitchPhase.PREPARING or (
+            switch.phase is SwitchPhase.COMMITTED and switch.generation_id not in recorded
+        )
+
+    if not any(map(is_unfinished, read_switch_outcomes(lake))):
+        return []
+    return list(filter(is_unfinished, read_switches(lake)))
 
 
 def parse_switches(rows: pa.Table) -> list[GenerationSwitch]:
     """Parse rows of the register."""
-    # Arrow takes four times as long to convert times to objects as integers.
-    rows = rows.cast(pa.schema([(field.name, _with_integers(field.type)) for field in rows.schema]))
-    return [_parse_switch(row) for row in rows.to_pylist()]
+    return [_parse_switch(row) for row in _times_as_integers(rows).to_pylist()]
+
+
+def _times_as_integers(rows: pa.Table) -> pa.Table:
+    """Return the rows with int64 (µs) instead of times. Arrow takes four times as long to convert times to objects."""
+    return rows.cast(pa.schema([(field.name, _with_integers(field.type)) for field in rows.schema]))
 
 
 def _with_integers(type_: pa.DataType) -> pa.DataType:
-    """Return a type with int64 (µs) instead of times."""
+    """Return a type with int64 instead of times."""
     if pat.is_list(type_):
         return pa.list_(_with_integers(type_.value_type))
     return pa.int64() if pat.is_timestamp(type_) else type_

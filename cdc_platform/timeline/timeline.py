@@ -19,7 +19,7 @@ import numpy as np
 from cdc_platform.clock import Microseconds, Milliseconds, format_ms, us_from_ms
 from cdc_platform.delta import Lake, to_milliseconds, to_milliseconds_without_nulls
 from cdc_platform.errors import NotFound, UnknownGeneration
-from cdc_platform.generations import GenerationId, GenerationSwitch, UndecidedSwitch, get_operating_index
+from cdc_platform.generations import GenerationId, UndecidedSwitch, get_operating_index
 from cdc_platform.metastore import GenerationRemoval, LedgerEntry, cdc_local, generations, switches
 from cdc_platform.ring import Int64s
 from cdc_platform.tables import (
@@ -189,8 +189,8 @@ class Timeline:
         Each table is read once, in the order in which a generation's life writes them. A decision made in between
         appears as undecided, and a generation removed in between appears as existing; nothing is missed.
         """
-        known_switches = switches.read_switches(lake)
-        undecided = switches.read_undecided_switches(lake, known_switches)
+        outcomes = switches.read_switch_outcomes(lake)
+        undecided = switches.read_undecided_switches(lake, outcomes)
         named = {
             time_ms: GenerationId(time_ms, UUID(id_))
             for time_ms, id_ in generations.read_committed_elsewhere(lake).items()
@@ -203,7 +203,7 @@ class Timeline:
         listed = dict(zip(to_milliseconds_without_nulls(times["time"]), to_milliseconds(times["expired"]), strict=True))
         removals = generations.decided_removals(generations.read_removals(lake), listed)
         records = _GenerationRecords(
-            known_switches, gossiped_ids, entries, cells, published_v1, listed, removals, _LakeDescriptions(lake, cells)
+            outcomes, gossiped_ids, entries, cells, published_v1, listed, removals, _LakeDescriptions(lake, cells)
         )
         return cls(tuple(undecided), records)
 
@@ -317,7 +317,7 @@ class Timeline:
 class _GenerationRecords:
     """The content of each table by time (ms), from which generations are built."""
 
-    known_switches: Iterable[GenerationSwitch]
+    outcomes: Iterable[switches.SwitchOutcome]
     node_ids: Mapping[Milliseconds, GenerationId]
     entries: Iterable[LedgerEntry]
     cells: Set[Milliseconds]
@@ -340,9 +340,9 @@ class _GenerationRecords:
         """Return the UUIDs, by time, of committed switches whose generation is not yet in the ledger."""
         ids = {entry.generation_id for entry in self.entries}
         return {
-            switch.time_ms: switch.generation_id
-            for switch in self.known_switches
-            if switch.time_ms is not None and switch.generation_id not in ids
+            outcome.time_ms: outcome.generation_id
+            for outcome in self.outcomes
+            if outcome.time_ms is not None and outcome.generation_id not in ids
         }
 
     @cached_property
