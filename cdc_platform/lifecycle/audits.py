@@ -29,11 +29,13 @@ from cdc_platform.generations import DamageKind, GenerationDamage
 from cdc_platform.lifecycle import expiry, repair, rewrite
 from cdc_platform.lifecycle.node_knowledge import read_node_knowledge
 from cdc_platform.metastore import (
+    STATUS_LEFT,
     STATUS_NORMAL,
     JoinStage,
     cdc_local,
     generations,
     read_current_ring,
+    read_host_ids,
     read_join_progress,
     read_node_statuses,
 )
@@ -147,8 +149,10 @@ def _check_nodes_informed(lake: Lake, clock: Clock, settings: Settings) -> list[
 
 
 def _check_nodes_name_existing(lake: Lake, timeline: Timeline) -> list[Finding]:
-    """Check that no node's `cdc_local` names a removed generation."""
-    stored_times = [(host, id_.time_ms) for host, id_ in cdc_local.read_node_generation_ids(lake).items()]
+    """Check that no node's `cdc_local` names a removed generation, except of nodes that have left."""
+    former = set(read_host_ids(lake, STATUS_LEFT))
+    ids = cdc_local.read_node_generation_ids(lake)
+    stored_times = [(host, id_.time_ms) for host, id_ in ids.items() if host not in former]
     if not stored_times:
         return []
     removed_times = {removed.time_ms for removed in timeline.removed}

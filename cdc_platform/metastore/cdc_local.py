@@ -101,6 +101,11 @@ def advance_node_generation_ids(lake: Lake, host_ids: Collection[str], id: Gener
     lake.raise_column(CDC_LOCAL, cdc_local_rows(_generation_row(host, id) for host in hosts), "streams_timestamp")
 
 
+def forget_nodes(lake: Lake, host_ids: Collection[str]) -> int:
+    """Delete the rows of nodes that are no longer part of the cluster; return the number of rows."""
+    return lake.delete(CDC_LOCAL, [("host_id", "in", sorted(host_ids))]) if host_ids else 0
+
+
 def hosts_with_rewrite_marker(lake: Lake) -> set[str]:
     """Return the nodes that have the marker."""
     return set(lake.read(CDC_LOCAL, ["host_id"], [_IS_MARKER])["host_id"].to_pylist())

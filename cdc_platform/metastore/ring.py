@@ -13,6 +13,7 @@ from functools import lru_cache
 import pyarrow as pa
 
 from cdc_platform.delta import Lake
+from cdc_platform.metastore import cdc_local
 from cdc_platform.ring import Node, Ring
 from cdc_platform.tables import NODES
 
@@ -75,7 +76,12 @@ class RingReplacement:
 
 
 def replace_ring(lake: Lake, nodes: Sequence[Node]) -> RingReplacement:
-    """Replace all nodes by these in one commit."""
+    """Replace all nodes by these in one commit.
+
+    First delete what the other nodes stored in their `cdc_local`: a generation that only such a node names would never
+    be removed. After a kill in between, the same call does the rest.
+    """
+    cdc_local.forget_nodes(lake, read_node_statuses(lake).keys() - {str(node.host_id) for node in nodes})
     replaced: list[RingReplacement] = []
 
     def rule(rows: pa.Table) -> pa.Table:

@@ -110,6 +110,7 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/metastore/log_gaps.py:accept_log_gaps": ASKED,
     "cdc_platform/metastore/cluster_changes.py:store_omitted_items": "what the look before this one left out",
     "cdc_platform/metastore/ring.py:replace_ring": ASKED,
+    "cdc_platform/metastore/cdc_local.py:forget_nodes": ASKED,
     "cdc_platform/importing/run.py:_write_plan": ASKED,
     "cdc_platform/delta/foreign_commits.py:_move_entries": "an unreadable entry of a log, of which a copy lies aside",
     "cdc_platform/cli/repair.py:_restore_rows": "a pointer to a checkpoint that is not there",

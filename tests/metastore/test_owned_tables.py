@@ -21,6 +21,7 @@ from cdc_platform.metastore import (
     write_nodes,
 )
 from cdc_platform.ring import Node
+from cdc_platform.tables import CDC_LOCAL
 
 PLATFORM = Path(__file__).resolve().parents[2] / "cdc_platform"
 ONE, TWO, THREE = (UUID(int=number) for number in (1, 2, 3))
@@ -105,3 +106,17 @@ def test_a_ring_is_replaced_and_reported_node_by_node(lake: Lake) -> None:
     assert (read_host_ids(lake), read_node_statuses(lake)[str(THREE)]) == ([str(ONE)], "LEFT")
     assert write_nodes(lake, [first], update=False) == 0
     assert read_current_ring(lake).nodes == (moved,)
+
+
+def test_a_node_that_is_replaced_away_needs_no_generation_any_more(lake: Lake) -> None:
+    """Delete what a removed node stored, but no row of a node that stays or that joins and is not in the ring yet."""
+    first, second = Node(ONE, (5,), 2, 0), Node(TWO, (7,), 3, 12)
+    replace_ring(lake, [first, second])
+    for host in (ONE, TWO, THREE):
+        cdc_local.store_node_generation_id(lake, host, NEW)
+    cdc_local.write_rewrite_markers(lake, [str(TWO)], None)
+    replace_ring(lake, [first])
+    assert cdc_local.hosts_with_cdc_local(lake) == {str(ONE), str(THREE)}
+    version = lake.version(CDC_LOCAL)
+    replace_ring(lake, [first])
+    assert lake.version(CDC_LOCAL) == version
