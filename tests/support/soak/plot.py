@@ -43,7 +43,7 @@ def plot_soak(soak: dict[str, Any], picture: Path) -> None:
             axis.plot(days, [record[name] / scale for record in soak["records"]], label=label)
         axis.set_ylabel(unit)
         axis.set_ylim(bottom=0)
-        axis.legend(loc="upper left", frameon=False)
+        axis.legend(loc="best", frameon=False)
         axis.spines[["top", "right"]].set_visible(False)
     axes[-1].set_xlabel("days")
     figure.savefig(picture, metadata={"Date": None})
