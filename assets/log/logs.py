@@ -36,7 +36,7 @@ from cdc_platform.cdclog import (
 from cdc_platform.checks import LOG_FAMILY, SKIPPED_SET_FAMILY, STATE_FAMILY, Finding
 from cdc_platform.clock import format_us
 from cdc_platform.cql import CdcOptions, TableSchema
-from cdc_platform.delta import Lake, TaskRunner
+from cdc_platform.delta import Lake, TaskRunner, read_newest_versions
 from cdc_platform.tables import STREAMS_DESCRIPTIONS_V2, TABLET_TIMESTAMPS, Table
 from cdc_platform.timeline import GenerationRows
 from cdc_platform_assets.checks import FamilyFindings, check_specs, evaluate_checks, select_with_own_checks
@@ -151,7 +151,8 @@ def request_log_checks(
     The cursor lists the versions whose check has succeeded. `now_s` is the time of the tick in seconds, by default now.
     """
     now_s = time.time() if now_s is None else now_s
-    versions = {schema.full_name: str(lake.version(log_table(schema))) for schema in read_logged_tables(lake)}
+    newest = read_newest_versions(lake)
+    versions = {schema.full_name: str(newest.get(log_table(schema).full_name)) for schema in read_logged_tables(lake)}
     if not versions:
         return SensorResult(skip_reason="there is no CDC log in this home yet", cursor=cursor)
     checked = {name: version for name, _, version in (entry.rpartition("/") for entry in (cursor or "").split())}

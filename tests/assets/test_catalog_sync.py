@@ -21,12 +21,15 @@ from support.homes.expiring import GRACE_MS, TIMES_MS, add_table, import_generat
 from support.nodes import join_request
 from support.worlds.rehearsal import Rehearsal
 
+from cdc_platform.cdclog import log_table, read_table_schema
 from cdc_platform.checks import STORAGE_FAMILY
 from cdc_platform.clock import MINUTE_US, Clock, Milliseconds, parse_time_us
 from cdc_platform.definitions import defs
 from cdc_platform.delta import CommitAuthor, TaskRunner, commit_as
+from cdc_platform.delta.open_table import OpenTable
 from cdc_platform.lifecycle import run_join
 from cdc_platform.metastore import inbox
+from cdc_platform.metastore.cdc_tables import add_cdc_table, alter_cdc_table
 from cdc_platform.settings import Settings
 from cdc_platform.tables import (
     BOOTSTRAP_EVENTS,
@@ -42,11 +45,12 @@ from cdc_platform_assets.catalog_sync.definitions import catalogue
 from cdc_platform_assets.catalog_sync.sync import SyncSummary, sync_catalog
 from cdc_platform_assets.catalog_sync.table_contents import GENERATION_TABLES
 from cdc_platform_assets.check_runs import ENTRY_POINT_TAG
-from cdc_platform_assets.partitions import GENERATIONS_NAME
+from cdc_platform_assets.partitions import GENERATIONS_NAME, HOURS_NAME
 from cdc_platform_assets.specs import asset_key_from_table
 from cdc_platform_resources.clock import ClockResource
 from cdc_platform_resources.home import HomeResource
 
+DDL = "CREATE TABLE ks.t (p int PRIMARY KEY, v int) WITH cdc = {'enabled': true};"
 GRAPH = defs.get_repository_def().asset_graph
 NOON = "2026-01-31T12:00:00Z"
 
@@ -292,6 +296,46 @@ def test_the_sensor_skips_while_nothing_is_written(rehearsal: Rehearsal) -> None
     assert len(observed) == 1
     kinds = {DagsterEventType.ASSET_OBSERVATION}
     assert {record.event_log_entry.dagster_event_type for record in observed} == kinds
+
+
+def test_a_quiet_tick_opens_no_table(rehearsal: Rehearsal, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of files say that nothing was written. Hours become due by time, and are found once one has passed."""
+    join_by_command(rehearsal, 1)
+    at_us = Clock(parse_time_us(NOON))
+    add_cdc_table(rehearsal.lake, at_us, "ks", "t", ttl_seconds=60, ddl=DDL)
+    rehearsal.lake.ensure(log_table(read_table_schema(rehearsal.lake, "ks", "t")))
+    opened: list[str] = []
+    begin = OpenTable.__init__
+
+    def count(table: OpenTable, folder: str, *args: Any, **options: Any) -> None:
+        opened.append(folder)
+        begin(table, folder, *args, **options)
+
+    monkeypatch.setattr(OpenTable, "__init__", count)
+
+    def tick(cursor: str | None, stopped_at: str) -> tuple[str, str | None]:
+        opened.clear()
+        resources = {"home": HomeResource(), "clock": ClockResource(stopped_at=stopped_at)}
+        with build_sensor_context(
+            instance=rehearsal.instance, cursor=cursor, resources=resources, repository_def=defs.get_repository_def()
+        ) as context:
+            result = catalogue(context)
+            assert isinstance(result, SkipReason)
+            return result.skip_message or "", context.cursor
+
+    quiet = "everything that was written is reported"
+    message, cursor = tick(None, "2026-01-31T13:59:00Z")
+    assert message != quiet
+    assert tick(cursor, "2026-01-31T14:00:29Z") == (quiet, cursor)
+    assert opened == []
+    hours = set(rehearsal.instance.get_dynamic_partitions(HOURS_NAME))
+    message, later = tick(cursor, "2026-01-31T14:00:30Z")
+    assert (message, later == cursor) == (quiet, False)
+    assert set(rehearsal.instance.get_dynamic_partitions(HOURS_NAME)) - hours == {"2026-01-31-13:00"}
+    assert tick(later, "2026-01-31T14:30:00Z") == (quiet, later)
+    assert opened == []
+    alter_cdc_table(rehearsal.lake, Clock(parse_time_us("2026-01-31T14:31:00Z")), "ks", "t", ttl_seconds=61)
+    assert tick(later, "2026-01-31T14:32:00Z")[0] != quiet
 
 
 @pytest.mark.parametrize("asset", sorted(GRAPH.get_all_asset_keys()))

@@ -26,6 +26,7 @@ from cdc_platform.cdclog import (
 from cdc_platform.cdclog.gaps import OptionGap, find_table_gaps
 from cdc_platform.clock import Clock, Microseconds, parse_time_us, us_from_seconds
 from cdc_platform.delta import Lake
+from cdc_platform.delta.open_table import OpenTable
 from cdc_platform.metastore import cdc_tables, tablets
 from cdc_platform.settings import Settings
 from cdc_platform.tables import KEPT_SCRIPTS
@@ -113,6 +114,49 @@ def test_a_script_is_applied(first_kept: Lake) -> None:
     assert [row["cdc$operation"] for row in log_rows(first_kept, "ks", "t")] == [2, 1]
     (streams,) = tablets.read_stream_sets(first_kept, "tabs", "t")
     assert log_rows(first_kept, "tabs", "t")[0]["cdc$stream_id"] in {stream.tobytes() for stream in streams.ids}
+
+
+def test_a_script_opens_no_log_that_it_does_not_write(
+    first_kept: Lake, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A home may have hundreds of tables; of those that a script leaves alone nothing is recorded."""
+    lake = Lake(copy_home(first_kept.root.parent, tmp_path / "home").root)
+    changes, opened = cdc_tables.read_table_changes(lake), list[str]()
+    begin = OpenTable.__init__
+
+    def count(table: OpenTable, folder: str, *args: Any, **options: Any) -> None:
+        opened.append(folder)
+        begin(table, folder, *args, **options)
+
+    monkeypatch.setattr(OpenTable, "__init__", count)
+    apply_script(lake, "INSERT INTO ks.gone (pk, v) VALUES (2, 2);", LATER_US)
+    logs = {Path(folder).name for folder in opened if "scylla_cdc_log" in folder}
+    assert logs <= {"gone_scylla_cdc_log", ".gone_scylla_cdc_log.state"}
+    assert "gone_scylla_cdc_log" in logs
+    assert len(log_rows(lake, "ks", "gone")) == 2
+    assert cdc_tables.read_table_changes(lake) == changes
+
+
+@pytest.mark.parametrize(
+    ("script", "altered"),
+    [
+        ("ALTER TABLE ks.t WITH cdc = {'enabled': true, 'ttl': 9};", ["ks.t"]),
+        ("ALTER TABLE ks.t ADD w int;", ["ks.t"]),
+        ("ALTER TYPE ks.ut ADD w int;", ["ks.t"]),
+        ("TRUNCATE ks.gone;", ["ks.gone"]),
+        ("CREATE TABLE ks.more (pk int PRIMARY KEY) WITH cdc = {'enabled': true};", ["ks.more"]),
+        ("DROP TABLE ks.gone;", ["ks.gone"]),
+        ("USE ks;", []),
+    ],
+)
+def test_only_changed_tables_are_recorded(first_kept: Lake, tmp_path: Path, script: str, altered: list[str]) -> None:
+    """A type changes the tables that use it."""
+    lake = copy_home(first_kept.root.parent, tmp_path / "home")
+    before = cdc_tables.read_table_changes(lake)
+    result = apply_script(lake, script, LATER_US)
+    assert [str(outcome.error) for outcome in result.outcomes if outcome.error] == []
+    added = [change for change in cdc_tables.read_table_changes(lake) if change not in before]
+    assert sorted({change.full_name for change in added}) == altered
 
 
 def test_scripts_continue_where_the_last_one_ended(first_kept: Lake, both_kept: tuple[Lake, ScriptResult]) -> None:
