@@ -55,6 +55,8 @@ INBOX_CHECK = "first_node_joins_in_time"
 JOIN_JOB_NAME = "join"
 LONG_OUTAGE_ATTEMPTS = 5
 """After so many attempts (about eight minutes) the alert of an outage becomes an error."""
+_SELF_RESOLVING = frozenset({"nothing-operates"})
+"""Codes of `status` for states that end at a known time, until which no command helps: the first generation starts."""
 _RUN_PREFIX, _STATUS_PREFIX, _INBOX_PREFIX, _CLUSTER_PREFIX = "run/", "status/", "inbox/", "cluster/"
 
 
@@ -143,10 +145,10 @@ def sync_home_alerts(home: HomeLocation, lake: Lake, clock: Clock, instance: Dag
 
 
 def _build_status_alerts(home: HomeLocation, lake: Lake, clock: Clock) -> list[Alert]:
-    """Return one alert for each code of `status` that is an error or a warning, with the first of its findings."""
+    """Return an alert for each error and warning code of `status` that needs a person, with its first finding."""
     alerts: dict[str, Alert] = {}
     for finding in read_home_status(lake, clock, home.settings).alerts:
-        if finding.level == "notice":
+        if finding.level == "notice" or finding.code in _SELF_RESOLVING:
             continue
         key = f"{_STATUS_PREFIX}{finding.code}"
         command = f"{finding.command} --home {shlex.quote(home.name)}" if finding.command else ""

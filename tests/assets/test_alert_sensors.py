@@ -27,8 +27,11 @@ from cdc_platform.alerts import read_open_alerts
 from cdc_platform.clock import Clock, Microseconds, format_us
 from cdc_platform.dagster_home import CLOCK_VARIABLE
 from cdc_platform.definitions import defs
+from cdc_platform.delta import TaskRunner
 from cdc_platform.home_location import HomeLocation, open_home_location
+from cdc_platform.lifecycle import run_join
 from cdc_platform.metastore import JoinRequest, inbox
+from cdc_platform.reporting import read_home_status
 from cdc_platform.settings import Settings
 from cdc_platform.tables import NODES
 from cdc_platform_assets.alerts import (
@@ -120,6 +123,18 @@ def test_failures_of_a_partition_are_one_alert_until_it_succeeds(
             recovered_runs(context)
     assert received_alerts(receiver)[2:] == [(key, "resolved", "error")]
     assert "geheim" not in json.dumps(receiver.posted)
+
+
+def test_waiting_for_the_first_generation_is_no_alert(
+    rehearsal: Rehearsal, home: HomeLocation, receiver: Receiver
+) -> None:
+    """Until the first generation starts `status` has an error, but it ends at a known time without anyone's help."""
+    queued = inbox.queue_join(rehearsal.lake, Clock(), JoinRequest.model_validate(node_config(1)))
+    run_join(TaskRunner.alone(), rehearsal.lake, Clock(), Settings(), queued.generation_id)
+    status = read_home_status(rehearsal.lake, Clock(), Settings())
+    assert [alert.code for alert in status.alerts if alert.level == "error"] == ["nothing-operates"]
+    tick(rehearsal)
+    assert received_alerts(receiver) == []
 
 
 @pytest.mark.parametrize(
