@@ -74,7 +74,7 @@ class DagsterWatch:
             silent = self._monotonic() - self._answered
             if silent < STORAGE_SECONDS:
                 return []
-            return [self._alert("storage", f"has not answered for {silent:.0f} s: {to_one_line(str(error))}")]
+            return [self._alert("storage", f"has not answered for {silent:.0f} s: {_describe_cause(error)}")]
         self._answered = self._monotonic()
         newest = max(self._started, heartbeat.timestamp if heartbeat is not None else 0.0)
         age = self._wall() - newest
@@ -86,6 +86,13 @@ class DagsterWatch:
         message = f"Dagster's {part} {problem}; no sensor, schedule or queued run starts until it is back"
         command = shlex.join(["cdc-platform", "doctor", "--home", self._home.name])
         return Alert(f"{_PREFIX}{part}", "error", message, command)
+
+
+def _describe_cause(error: BaseException) -> str:
+    """Return the message of the database's own error, without the statement that SQLAlchemy appends."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(to_one_line(str(error)).split()) or type(error).__name__
 
 
 def watch_dagster(home: HomeLocation, folder: Path) -> None:

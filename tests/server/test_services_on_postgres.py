@@ -207,6 +207,8 @@ def test_outage_of_postgres_is_an_alert(
         finally:
             postgres.start()
         assert alert.key == "dagster/storage"
+        assert f"port {postgres.port} failed: Connection refused" in alert.message
+        assert "SQL" not in alert.message
         assert watch.check() == []
     assert [(message["key"], message["status"]) for message in receiver.posted] == [
         ("dagster/storage", "open"),
