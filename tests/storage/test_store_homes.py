@@ -404,3 +404,25 @@ def test_home_in_a_store_is_migrated_and_migrated_back(s3: S3) -> None:
     assert [file["path"] for file in done.json["files"]] == ["settings.toml", "platform.json"], done.stderr
     after = {"platform.json": f'{{"layout": {LAYOUT_VERSION}}}\n'.encode(), "settings.toml": b"policy = 'strict'\n"}
     assert stored() == after
+
+
+def test_cluster_homes_of_a_store_home_are_migrated_in_the_store_and_on_this_machine(s3: S3) -> None:
+    """A cluster's home is migrated where it is: in the store, or on the machine where an early version put it."""
+    address = f"{s3.bucket()}/home"
+    root = parse_path(address)
+    assert isinstance(root, ObjectStorePath)
+    for path in ("platform.json", "clusters/in_store/platform.json"):
+        (root / path).put(b'{"layout": 1}\n')
+    local = open_home_location(address).path / "clusters" / "on_machine"
+    (local / "lake").mkdir(parents=True)
+    (local / "platform.json").write_text('{"layout": 1}\n', encoding="utf-8")
+    done = run("--home", address, "home", "migrate", "--json")
+    markers = ["clusters/on_machine/platform.json", "clusters/in_store/platform.json", "platform.json"]
+    assert [file["path"] for file in done.json["files"]] == markers, done.stderr
+    for content in ((local / "platform.json").read_bytes(), *((root / path).read() for path in markers[1:])):
+        assert json.loads(content)["layout"] == LAYOUT_VERSION
+    assert not (local / home_migration.MIGRATION_FOLDER).exists()
+    (local / "platform.json").write_text(f'{{"layout": {LAYOUT_VERSION + 1}}}', encoding="utf-8")
+    refused = run("--home", address, "home", "migrate")
+    assert (refused.exit_code, refused.stderr.count("\n")) == (2, 1)
+    assert str(local) in refused.stderr
