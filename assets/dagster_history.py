@@ -9,6 +9,7 @@ Delta's logs and the platform's tables, which this does not touch.
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -39,6 +40,9 @@ _EVIDENCE = {
     DagsterEventType.ASSET_CHECK_EVALUATION,
 }
 _CURSOR_FILE = "trimmed_runs.json"
+_DATABASES = Path("history", "runs")
+"""The folder of Dagster's SQLite storage, which has a database for each run. Dagster never deletes these files."""
+_RUN_ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 
 
 @dataclass(frozen=True)
@@ -83,11 +87,32 @@ def trim_runs(
             instance.delete_run(run_id)
             if folder is not None:
                 shutil.rmtree(folder / "storage" / run_id, ignore_errors=True)
+                _remove_database(folder / _DATABASES / f"{run_id}.db")
+    if folder is not None and not dry_run:
+        _remove_unused_databases(instance, folder, before)
     if cursor is not None and not dry_run:
         reached = records[-1].create_timestamp if len(records) == MAX_RUNS else None
         document = {"created_after": None if reached is None else reached.isoformat()}
         atomic.write_text_atomically(cursor, f"{json.dumps(document)}\n")
     return TrimmedRuns(removed, retained)
+
+
+def _remove_unused_databases(instance: DagsterInstance, folder: Path, before: datetime) -> None:
+    """Remove the databases of runs that no longer exist, if they were last written before a time."""
+    databases = [
+        file
+        for file in (folder / _DATABASES).glob("*.db")
+        if _RUN_ID.fullmatch(file.stem) and file.stat().st_mtime < before.timestamp()
+    ]
+    existing = set(instance.get_run_ids()) if databases else set()
+    for file in databases:
+        if file.stem not in existing:
+            _remove_database(file)
+
+
+def _remove_database(file: Path) -> None:
+    for suffix in ("", "-wal", "-shm"):
+        file.with_name(file.name + suffix).unlink(missing_ok=True)
 
 
 def _read_cursor(file: Path | None) -> datetime | None:

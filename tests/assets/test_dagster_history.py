@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import uuid
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -180,6 +183,26 @@ def test_the_files_of_a_run_are_removed_with_it(instance: DagsterInstance, tmp_p
     materialized(instance, "kept", "p")
     trim_runs(instance, RETENTION, tmp_path, now=NOW)
     assert [(tmp_path / "storage" / name).exists() for name in ("gone", "kept")] == [False, True]
+
+
+def test_databases_of_removed_runs_go(instance: DagsterInstance, tmp_path: Path) -> None:
+    """Remove the database of a run with the run, and an old one that an earlier version left; keep all others."""
+    first, second, third, lost, young = (str(uuid.UUID(int=number)) for number in range(5))
+    for run_id in (first, second):
+        materialized(instance, run_id, "p")
+    materialized(instance, third, "q")
+    folder = tmp_path / "history" / "runs"
+    for name in (lost, young, "index-copy"):
+        shutil.copy(folder / f"{first}.db", folder / f"{name}.db")
+    moment = datetime.now(UTC) + timedelta(days=60)
+    os.utime(folder / f"{young}.db", (moment.timestamp(), moment.timestamp()))
+    assert trim_runs(instance, RETENTION, tmp_path, now=moment, dry_run=True) == TrimmedRuns(1, 2)
+    assert len(list(folder.glob("*-*.db"))) == 6
+    assert trim_runs(instance, RETENTION, tmp_path, now=moment) == TrimmedRuns(1, 2)
+    names = {file.stem for file in folder.glob("*.db")}
+    assert names == {second, third, young, "index-copy", "index"}
+    assert {run.run_id for run in instance.get_runs()} == {second, third}
+    assert instance.all_logs(second)
 
 
 def test_runs_that_stay_do_not_block_the_others(
