@@ -93,6 +93,7 @@ SITES: Mapping[str, str | tuple[str, ...]] = {
     "cdc_platform/home/maintenance.py:_remove_if_empty": "folders without a file",
     "cdc_platform/json_logs.py:open_service_log": "the log of a service's earlier start",
     "assets/dagster_history.py:trim_runs": "files of a removed run, whose events are superseded or of no partition",
+    "assets/dagster_history.py:_remove_database": "files of runs that were removed",
     "assets/catalog_sync/sync.py:_sync_partitions": ("catalogue",),
     "assets/catalog_sync/sync.py:_remove_old_hours": "partitions in Dagster by age alone; the tables have the hours",
     "cdc_platform/scylla/registry.py:remove_cluster": "an address, which `cluster add` brings back",
