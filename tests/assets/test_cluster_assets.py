@@ -266,7 +266,7 @@ def test_a_log_is_started_by_hand_and_continued_by_the_schedule(
 def test_a_replica_of_a_log_with_keys_alone_follows_in_a_run(
     rehearsal: Rehearsal, standin: StandIn, cluster: ScyllaCluster
 ) -> None:
-    """A row that the log names, and one that it names as deleted, are as the table has them."""
+    """A run updates the replica by a row that the log names as written and one that it names as deleted."""
     schema = defined(DDL.replace("'ttl'", "'delta': 'keys', 'ttl'"))
     first = {FIRST_MS: description(time_uuid(FIRST_MS))}
     table = LiveTable(standin.world, schema, first, random.Random(7)).make()

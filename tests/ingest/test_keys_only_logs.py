@@ -1,4 +1,4 @@
-"""A replica of a table whose log has only keys: rows that the log names are read from the table itself."""
+"""A table whose log has only keys is replicated by reading the rows that the log names from the table itself."""
 
 from __future__ import annotations
 
@@ -41,58 +41,58 @@ UPDATE, INSERT, ROW, PARTITION, IMAGE = ({"cdc$operation": number} for number in
 CHANGES: dict[str, tuple[str, Logged]] = {
     "a new row": ("INSERT INTO shop.t (p, k, v) VALUES (1, 9, 9) USING", (INSERT | {"k": 9},)),
     "a cell": ("UPDATE shop.t USING SET v = 7 WHERE p = 1 AND k = 2", (UPDATE | {"k": 2},)),
-    "a cell that goes": ("DELETE v FROM shop.t USING WHERE p = 1 AND k = 2", (UPDATE | {"k": 2},)),
-    "an element that goes": ("UPDATE shop.t USING SET m = m - {1} WHERE p = 1 AND k = 1", (UPDATE | {"k": 1},)),
+    "a deleted cell": ("DELETE v FROM shop.t USING WHERE p = 1 AND k = 2", (UPDATE | {"k": 2},)),
+    "a deleted element": ("UPDATE shop.t USING SET m = m - {1} WHERE p = 1 AND k = 1", (UPDATE | {"k": 1},)),
     "a list": ("UPDATE shop.t USING SET l = [5, 6] WHERE p = 1 AND k = 1", (UPDATE | {"k": 1},)),
     "a list that grows": ("UPDATE shop.t USING SET l = l + [7] WHERE p = 1 AND k = 1", (UPDATE | {"k": 1},)),
     "a static cell": ("UPDATE shop.t USING SET s = 5 WHERE p = 1", (UPDATE,)),
     "a static element": ("UPDATE shop.t USING SET sm = sm + {1: 1} WHERE p = 1", (UPDATE,)),
-    "a static element that goes": ("UPDATE shop.t USING SET sm = sm - {1} WHERE p = 1", (UPDATE,)),
+    "a deleted static element": ("UPDATE shop.t USING SET sm = sm - {1} WHERE p = 1", (UPDATE,)),
     "a row and its static cell": (
         "INSERT INTO shop.t (p, k, s, v) VALUES (1, 3, 6, 6) USING",
         (UPDATE, INSERT | {"k": 3}),
     ),
-    "a row that goes": ("DELETE FROM shop.t USING WHERE p = 1 AND k = 2", (ROW | {"k": 2},)),
-    "a row that was not there": ("DELETE FROM shop.t USING WHERE p = 1 AND k = 77", (ROW | {"k": 77},)),
-    "rows that go": (
+    "a deleted row": ("DELETE FROM shop.t USING WHERE p = 1 AND k = 2", (ROW | {"k": 2},)),
+    "a deletion of a missing row": ("DELETE FROM shop.t USING WHERE p = 1 AND k = 77", (ROW | {"k": 77},)),
+    "a deleted range": (
         "DELETE FROM shop.t USING WHERE p = 1 AND k >= 3 AND k < 9",
         ({"cdc$operation": 5, "k": 3}, {"cdc$operation": 8, "k": 9}),
     ),
-    "a partition that goes": ("DELETE FROM shop.t USING WHERE p = 1", (PARTITION,)),
+    "a deleted partition": ("DELETE FROM shop.t USING WHERE p = 1", (PARTITION,)),
     "a static row alone": ("UPDATE shop.t USING SET s = 1 WHERE p = 1", (UPDATE,)),
-    "a row of its own key": ("INSERT INTO shop.t (p, k) VALUES (1, 1) USING", (INSERT | {"k": 1},)),
+    "a row that consists of its key": ("INSERT INTO shop.t (p, k) VALUES (1, 1) USING", (INSERT | {"k": 1},)),
 }
 
 
 def test_each_kind_of_change_is_read_from_the_table(
     standin: StandIn, cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
 ) -> None:
-    """After each ingest the replica is the table; a post-image, whatever its values, is not used."""
+    """After each ingest the replica equals the table; wrong values in post-images have no effect."""
     for k in (1, 2):
         old(table, f"INSERT INTO shop.t (p, k, s, v, l, m) VALUES (1, {k}, 1, 1, [1, 2], {{1: 1, 2: 2}}) USING")
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (2, 1, 1) USING")
-    told: list[str] = []
-    first = bring(cluster, workers, current=True, on_message=told.append).current
+    messages: list[str] = []
+    first = bring(cluster, workers, current=True, on_message=messages.append).current
     assert first is not None
     assert first.copied_now
-    assert "the log of shop.t has only keys, so changed rows are read from the table" in told
-    for what, (statement, rows) in CHANGES.items():
+    assert "the log of shop.t has only keys, so changed rows are read from the table" in messages
+    for change, (statement, rows) in CHANGES.items():
         wrong = [IMAGE | ({"k": row["k"], "v": -1} if "k" in row else {"s": -1}) for row in rows]
         now(table, statement, {"p": 1}, *rows, *wrong)
         standin.proxy.statements.clear()
         done = bring(cluster, workers).current
-        assert in_lake(cluster, table)[0] == table.rows(), what
+        assert in_lake(cluster, table)[0] == table.rows(), change
         assert done is not None
-        reread = 2 if what == "a row and its static cell" else 1
-        assert (done.copied_now, done.reread_rows, done.rows) == (False, reread, len(table.rows())), what
-        assert not [text for _, text in standin.proxy.statements if "FROM shop.t WHERE token" in text], what
+        reread = 2 if change == "a row and its static cell" else 1
+        assert (done.copied_now, done.reread_rows, done.rows) == (False, reread, len(table.rows())), change
+        assert not [text for _, text in standin.proxy.statements if "FROM shop.t WHERE token" in text], change
     standin.proxy.statements.clear()
     assert bring(cluster, workers).rows == 0
     assert not [text for _, text in standin.proxy.statements if "FROM shop.t " in text]
 
 
 def test_a_row_that_changed_often_is_read_once(cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable) -> None:
-    """Twenty writes to two rows and one to a static row, among them a deletion of a row that comes back."""
+    """Twenty writes to two rows, with a deletion among them, and one to a static row cost three reads."""
     bring(cluster, workers, current=True)
     for number in range(20):
         k = number % 2
@@ -110,7 +110,7 @@ def test_a_row_that_changed_often_is_read_once(cluster: ScyllaCluster, workers: 
 def test_what_expires_without_a_log_row_goes_with_the_last_ttl_of_its_row(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable
 ) -> None:
-    """A row of its key alone, elements of a map, and of a static one: CQL reports no TTL of them, but the log does."""
+    """CQL reports no TTL for row markers and elements of maps, so those in the log decide when to read a row again."""
     bring(cluster, workers, current=True)
     ttl = {"cdc$ttl": 8}
     now(table, "INSERT INTO shop.t (p, k) VALUES (1, 1) USING", {"p": 1}, INSERT | {"k": 1})
@@ -142,7 +142,7 @@ def test_what_expires_without_a_log_row_goes_with_the_last_ttl_of_its_row(
 
 
 def test_a_late_log_row_is_read_like_any_other(cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable) -> None:
-    """The second pass finds a write that the first did not see; what the table has now counts."""
+    """The second pass finds a write that the first pass missed, and the current row replaces the replica's."""
     bring(cluster, workers, current=True)
     late = Clock().now_us()
     time.sleep(0.01)
@@ -160,24 +160,24 @@ def test_a_late_log_row_is_read_like_any_other(cluster: ScyllaCluster, workers: 
 def test_more_changed_rows_than_a_copy_would_read_are_copied(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the number of rows alone; it is reported."""
+    """The number of changed rows decides, and a message reports it."""
     monkeypatch.setattr(changed_keys, "FEWEST_ROWS_FOR_COPY", 2)
     bring(cluster, workers, current=True)
     for count in (2, 3):
         for k in range(count):
             now(table, f"INSERT INTO shop.t (p, k, v) VALUES ({count}, {k}, 1) USING", {"p": count}, INSERT | {"k": k})
-        told: list[str] = []
-        done = bring(cluster, workers, on_message=told.append).current
+        messages: list[str] = []
+        done = bring(cluster, workers, on_message=messages.append).current
         assert done is not None
         assert done.copied_now == (count == 3)
-        assert ("3 rows of shop.t changed: a copy reads them faster" in told) == (count == 3)
+        assert ("3 rows of shop.t changed: a copy reads them faster" in messages) == (count == 3)
         assert in_lake(cluster, table)[0] == table.rows()
 
 
 def test_a_failed_read_of_the_table_leaves_the_replica_and_is_repeated(
     cluster: ScyllaCluster, workers: TaskRunner, table: LiveTable, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The log's rows stay to be merged: the next ingest reads what they name."""
+    """The next ingest reads the rows that the log named, so nothing is lost."""
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     bring(cluster, workers, current=True)
     before = in_lake(cluster, table)[0]
@@ -185,7 +185,7 @@ def test_a_failed_read_of_the_table_leaves_the_replica_and_is_repeated(
     now(table, "DELETE FROM shop.t USING WHERE p = 2", {"p": 2}, PARTITION)
 
     def fails(*_: Any) -> None:
-        raise Unreachable("nobody answers")
+        raise Unreachable("no node answers")
 
     with monkeypatch.context() as failing:
         failing.setattr(changed_keys, "send_partition_request", fails)
@@ -197,7 +197,7 @@ def test_a_failed_read_of_the_table_leaves_the_replica_and_is_repeated(
 
 
 def test_the_command_replicates_it(cluster: ScyllaCluster, table: LiveTable) -> None:
-    """As any table; the state has no deletions, which the table itself has applied."""
+    """The command replicates the table, and the state has no tombstones, since the table applied the deletions."""
     home = cluster.home.parent.parent
     old(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 1, 1) USING")
     ingest = ("--home", home, "ingest", "prod", "shop.t", "--confidence", "0")
@@ -206,8 +206,8 @@ def test_the_command_replicates_it(cluster: ScyllaCluster, table: LiveTable) -> 
     assert "the log of shop.t has only keys" in answer.stderr
     now(table, "DELETE FROM shop.t USING WHERE p = 1 AND k = 1", {"p": 1}, ROW | {"k": 1})
     now(table, "INSERT INTO shop.t (p, k, v) VALUES (1, 2, 2) USING", {"p": 1}, INSERT | {"k": 2})
-    told = json.loads(run(*ingest, "--json").stdout)["current"]
-    assert (told["rows"], told["reread_rows"], told["copied_now"], told["inexact"]) == (1, 2, False, 0)
+    result = json.loads(run(*ingest, "--json").stdout)["current"]
+    assert (result["rows"], result["reread_rows"], result["copied_now"], result["inexact"]) == (1, 2, False, 0)
     rows = run("--home", cluster.home, "sql", "SELECT p, k, v FROM shop.t", "--json").rows
     assert [(row["p"], row["k"], row["v"]) for row in rows] == [(1, 2, 2)]
     kinds = Lake(cluster.open_home().lake).read(cells_table(table.schema), ["kind"])["kind"].to_pylist()
