@@ -259,13 +259,11 @@ def list_sizes(opened: OpenTable) -> list[int]:
 
 def partitions_from_files(files: Sequence[DataFile]) -> list[TablePartition]:
     """Return each partition with its rows and bytes, in the order of its first file."""
-    partitions: dict[tuple[Any, ...], TablePartition] = {}
+    sizes: dict[tuple[Any, ...], tuple[int, int]] = {}
     for file in files:
-        partial = partitions.get(file.partition, TablePartition(file.partition, 0, 0))
-        partitions[file.partition] = TablePartition(
-            file.partition, partial.rows + file.rows, partial.bytes + file.bytes
-        )
-    return list(partitions.values())
+        rows, size = sizes.get(file.partition, (0, 0))
+        sizes[file.partition] = rows + file.rows, size + file.bytes
+    return [TablePartition(partition, rows, size) for partition, (rows, size) in sizes.items()]
 
 
 def list_bounded_files(opened: OpenTable, name: str) -> list[BoundedFile]:

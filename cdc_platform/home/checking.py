@@ -199,12 +199,13 @@ def _check_generation(
     lake = run.lake
     with lake.table_cache.pin_versions():  # what is verified is what is judged
         index = _read_verified_index(lake, name)
-        verified, whole = _verify_for_generation(lake, name, index, deep=deep)
+        verified, whole, others = _verify_for_generation(lake, name, index, deep=deep)
         results = _judge_generation(lake, generation, name, verified, index)
     unrecorded = None
     if record:
         unrecorded = _record_results(run, results, [table for table in verified if table.name in whole])
-        if not any(table.damage or table.unexpected or table.foreign for table in verified):
+        is_sound = not any(table.damage or table.unexpected or table.foreign for table in verified)
+        if is_sound and others >= uniqueness.MIN_GENERATIONS_A_COMMIT:
             with suppress(PlatformError, OSError):  # it only makes the next check faster
                 uniqueness.store_fingerprints(lake)
     return CheckReport(name, results, unrecorded=unrecorded)
@@ -227,15 +228,19 @@ def _read_verified_index(lake: Lake, name: str) -> uniqueness.FingerprintIndex:
 
 def _verify_for_generation(
     lake: Lake, name: str, index: uniqueness.FingerprintIndex, *, deep: bool
-) -> tuple[list[TableVerification], set[str]]:
-    """Verify what the audits of a generation depend on. Return the tables, and the names of those verified as a whole.
+) -> tuple[list[TableVerification], set[str], int]:
+    """Verify what the audits of a generation depend on.
 
     Of a table with partitions, only those that are read are verified, unless they or an earlier check have complaints.
+    Return the tables, the names of those verified as a whole, and the number of partitions that were read of the table
+    that has most.
     """
+    most = 0
     parts: dict[str, Collection[str] | None] = dict.fromkeys(table.full_name for table in GENERATION_AUDIT_TABLES)
     with suppress(Exception):  # a damaged log, or rows that cannot be read: verify all partitions
         earlier = {check.table for check in read_table_checks(lake).values() if check.complaints}
         chosen = inventory.list_partitions_to_read(lake, name, index.generations)
+        most = max(map(len, chosen.values()))
         parts |= {table.full_name: names for table, names in chosen.items() if table.full_name not in earlier}
     verified = verify_table_parts(lake, parts, deep=deep)
     whole = {table.name for table in verified if parts[table.name] is None or table.complaints}
@@ -244,7 +249,7 @@ def _verify_for_generation(
         *(table for table in verified if table.name not in again),
         *(verify_tables(lake, deep=deep, names=again) if again else ()),
     ]
-    return sorted(verified, key=lambda table: table.name), whole
+    return sorted(verified, key=lambda table: table.name), whole, most
 
 
 def _judge_generation(

@@ -392,6 +392,8 @@ def read_join_progress(lake: Lake) -> list[JoinProgress]:
     columns = ["event_id", "kind", "host_id", "generation_id", "created_at"]
     events = lake.read(BOOTSTRAP_EVENTS, columns).sort_by([("created_at", "ascending"), ("event_id", "ascending")])
     rows = events.to_pylist()
+    if not rows:
+        return []
     withdrawn = {row["generation_id"] for row in rows if row["kind"] == WITHDRAWAL_EVENT}
     tables = _JoinTables(lake)
     progress: list[JoinProgress] = []
