@@ -51,6 +51,7 @@ COUNTS = {
     "write_batches.MAX_BAD_WRITES": "writes in a refusal",
     "write_model._MAX_SEARCHED": "rows that are searched",
     "collector.MAX_LOGS": "logs of a scrape",
+    "changed_keys.FEWEST_ROWS_FOR_COPY": "rows that are read one by one",
 }
 """Numbers as large as a conversion that count something else, by module and by the name that they define or divide."""
 

@@ -34,7 +34,8 @@ from cdc_platform.ingest.replica.snapshot import SyntheticTimestamps, seen, sele
 from cdc_platform.ingest.requests import Pages, start_requests
 from cdc_platform.scylla import RawPage, ScyllaSession
 
-FEWEST_ROWS_FOR_COPY, COPY_SHARE = 1_000, 0.02
+FEWEST_ROWS_FOR_COPY = 1_000
+COPY_SHARE = 0.02
 """If more rows than these, and than this share of the table, are to be read one by one, a copy is faster.
 
 With four requests in flight, reading a row by its key took 60 times as long as in a scan.
