@@ -319,12 +319,13 @@ def _list_generation_files(built: _Place) -> None:
 
 
 _OPERATIONS: tuple[tuple[str, Callable[[_Place], None], _Floor, float], ...] = (
+    # Before a check, whose thousands of results the ticks would report.
+    ("catalogue-change", _tick_after_change, _Floor.SMALL, 3.0),
+    ("partitions-page", _open_partitions_page, _Floor.SMALL, 3.0),
     ("history", _list_history, _Floor.SMALL, 2.0),
     ("check-one", _audit_one, _Floor.SMALL, 3.0),
     ("generations", _list_generations, _Floor.GENERATIONS, 3.0),
     ("repair", _check_repair, _Floor.GENERATIONS, 3.0),
-    ("catalogue-change", _tick_after_change, _Floor.SMALL, 3.0),
-    ("partitions-page", _open_partitions_page, _Floor.SMALL, 3.0),
     ("status", _show_status, _Floor.LOGS, 2.0),
     ("expire", _plan_expiry, _Floor.LOGS, 2.0),
     ("metrics", _scrape_metrics, _Floor.LOGS, 2.0),
