@@ -214,6 +214,7 @@ class Life:
         lake = Lake(self._home.lake)
         with open_home(self._home.path) as home:
             report = home.check()
+        self._daemon.tick_sensors()  # an alert about an earlier check ends with the results of this one
         hours = self._plan.hours
         unfinished = self._instance.get_runs(
             RunsFilter(
