@@ -94,7 +94,10 @@ def test_a_damaged_generation_is_reported_by_name(home: Path) -> None:
     """A check of one generation prints a line instead of a worker's stack trace."""
     path = get_file(home, STREAMS_DESCRIPTIONS_V2)
     path.unlink()
-    time = pa.table(DeltaTable(home / "lake/system_distributed/cdc_generation_timestamps").to_pyarrow_table())["time"]
-    answer = check(home, f"{time[0].as_py():%Y-%m-%dT%H:%M:%S.%fZ}")
+    files = pa.table(
+        DeltaTable(home / "lake/system_distributed/cdc_streams_descriptions_v2").get_add_actions(flatten=True)
+    )
+    (time,) = (file["partition.time"] for file in files.to_pylist() if file["path"].endswith(path.name))
+    answer = check(home, f"{time:%Y-%m-%dT%H:%M:%S.%fZ}")
     assert answer.exit_code == 1, answer.stderr
     assert path.name[:20] in answer.stdout
