@@ -162,6 +162,8 @@ LONG = {
     "processes": ("test_races.py", "test_log_races.py", "test_killed_commands.py"),
     # These mostly wait, so they must not be the last ones of a run.
     "waiting": ("test_store_emulators.py", "test_processes.py", "test_ui.py"),
+    "services": ("test_services_on_postgres.py",),
+    "soak": ("test_soak.py",),
 }
 # The groups that may use a fixture that is slow to start; any other group would start it a second time.
 SHARED = {
