@@ -27,7 +27,7 @@ from dagster import (
 
 from cdc_platform.cdclog import hourly, read_logged_tables
 from cdc_platform.checks import STORAGE_FAMILY, CheckResult, judge_part, merge_results, name_part, verify_part
-from cdc_platform.clock import Clock, format_us, us_from_datetime
+from cdc_platform.clock import Clock, Microseconds, datetime_from_us, format_us, us_from_datetime
 from cdc_platform.delta import ALL_PARTS, Lake, list_stored_tables
 from cdc_platform.metastore import WHOLE_HOME, TableCheck, read_table_checks
 from cdc_platform.scylla import ScyllaCluster
@@ -64,6 +64,7 @@ from cdc_platform_assets.partitions import (
     INGESTED_LOG_PARTITIONS,
     TABLET_TABLE_PARTITIONS,
     can_be_partition,
+    hour_us_from_partition,
     partition_from_hour_us,
     read_generation_keys,
 )
@@ -118,16 +119,17 @@ def list_asset_parts(
     that Dagster knows are yielded.
     """
     hours = frozenset(instance.get_dynamic_partitions(HOURS_NAME))
-    for stored in (*_list_other_parts(lake, instance), *_list_hourly_sinks(lake)):
+    since_us = min(map(hour_us_from_partition, hours), default=Microseconds(0))
+    for stored in (*_list_other_parts(lake, instance, since_us), *_list_hourly_sinks(lake, since_us)):
         if stored.asset != asset_key_from_table(CONSUMED_HOURS) or stored.partition in hours:
             yield stored
     yield from _list_cluster_parts(clusters)
     yield from _list_generation_parts(lake, instance)
 
 
-def _list_other_parts(lake: Lake, instance: DagsterInstance) -> Iterator[AssetPart]:
+def _list_other_parts(lake: Lake, instance: DagsterInstance, hours_since_us: Microseconds) -> Iterator[AssetPart]:
     try:
-        others = [*table_contents.iterate_other_partitions(lake)]
+        others = [*table_contents.iterate_other_partitions(lake, hours_since_us)]
     except UNREADABLE:
         for key, (table, partitions) in STORAGE_CHECKED_ASSETS.items():
             if partitions is not GENERATION_PARTITIONS and table not in _STAND_INS.values():
@@ -138,20 +140,19 @@ def _list_other_parts(lake: Lake, instance: DagsterInstance) -> Iterator[AssetPa
         yield _from_stored(stored, lake)
 
 
-def _list_hourly_sinks(lake: Lake) -> Iterator[AssetPart]:
-    """Yield the tables into which hours are copied, for each hour that has rows in them."""
+def _list_hourly_sinks(lake: Lake, since_us: Microseconds) -> Iterator[AssetPart]:
+    """Yield the tables into which hours from `since_us` (µs) on are copied, for each hour that has rows in them."""
     try:
-        schemas = {schema.full_name: schema for schema in read_logged_tables(lake)}
-        hours = lake.read(CONSUMED_HOURS, ["hour", "keyspace_name", "table_name"]).to_pylist()
+        sinks = {schema.full_name: hourly.hourly_sink(schema) for schema in read_logged_tables(lake)}
+        columns = ["hour", "keyspace_name", "table_name"]
+        hours = lake.read(CONSUMED_HOURS, columns, [("hour", ">=", datetime_from_us(since_us))]).to_pylist()
     except UNREADABLE:
         return
     for row in sorted(hours, key=lambda row: row["hour"], reverse=True):
-        schema = schemas.get(f"{row['keyspace_name']}.{row['table_name']}")
-        if schema is not None:
+        sink = sinks.get(f"{row['keyspace_name']}.{row['table_name']}")
+        if sink is not None:
             partition = partition_from_hour_us(us_from_datetime(row["hour"]))
-            yield AssetPart(
-                asset_key_from_table(CONSUMED_HOURS), partition, hourly.hourly_sink(schema), ALL_PARTS, lake
-            )
+            yield AssetPart(asset_key_from_table(CONSUMED_HOURS), partition, sink, ALL_PARTS, lake)
 
 
 def _list_cluster_parts(clusters: Sequence[ScyllaCluster]) -> Iterator[AssetPart]:
