@@ -67,7 +67,7 @@ test-exhaustive: java .venv ## hours: every grid whole, 50 deaths in `up`, 10,00
 		tests/ingest/test_late_generations.py
 	CDC_PLATFORM_KILLS=all $(BIN)/pytest -q --timeout 36000 -m grid
 	CDC_PLATFORM_KILLS=50 $(BIN)/pytest -q --timeout 36000 tests/faults/test_killed_services.py
-	CDC_PLATFORM_SOAK=0.1 $(BIN)/pytest -q --timeout 36000 tests/faults/test_soak.py
+	CDC_PLATFORM_SOAK=0.16 $(BIN)/pytest -q --timeout 36000 tests/faults/test_soak.py
 
 .PHONY: simulate
 simulate: .venv ## random histories of generation switches until Ctrl-C; those that fail stay in .cache

@@ -122,7 +122,7 @@ class Life:
             self._daemon.tolerates_errors = False
             soak.hour += 1
             self._log_progress()
-            if soak.hour % max(1, plan.hours // RECORDS) == 0:
+            if soak.hour <= plan.hours and soak.hour % max(1, plan.hours // RECORDS) == 0:
                 soak.records.append(self._measure())
             self._count(self._daemon.counts)
             self._daemon.counts.clear()
