@@ -47,10 +47,10 @@ checks: .venv ## the style, the direction of imports and the types, in a quarter
 docs: .venv ## the docs as a site with search and the API reference, in build/site; broken links fail
 	$(BIN)/zensical build --clean --strict
 
-# Three workers leave two cores idle for a twentieth of the time; a fourth one makes all dearer, and the whole a tenth longer.
+# Tests wait for servers and processes a quarter of the time, so four workers keep two cores busy.
 .PHONY: pytest
 pytest: .venv collected ## all tests, without the checks
-	$(BIN)/pytest -n 3 --no-loadscope-reorder
+	$(BIN)/pytest -n 4 --no-loadscope-reorder
 
 .PHONY: test-fast
 test-fast: .venv ## half a minute: the tests of rules, which write no file and start nothing
