@@ -204,11 +204,15 @@ def _check_generation(
     unrecorded = None
     if record:
         unrecorded = _record_results(run, results, [table for table in verified if table.name in whole])
-        is_sound = not any(table.damage or table.unexpected or table.foreign for table in verified)
-        if is_sound and others >= uniqueness.MIN_GENERATIONS_A_COMMIT:
+        if _are_sound(verified) and others >= uniqueness.MIN_GENERATIONS_A_COMMIT:
             with suppress(PlatformError, OSError):  # it only makes the next check faster
                 uniqueness.store_fingerprints(lake)
     return CheckReport(name, results, unrecorded=unrecorded)
+
+
+def _are_sound(verified: Sequence[TableVerification]) -> bool:
+    """Return True if no table has a damaged file, rows that its commits do not record, or a foreign commit."""
+    return not any(table.damage or table.unexpected or table.foreign for table in verified)
 
 
 def _read_verified_index(lake: Lake, name: str) -> uniqueness.FingerprintIndex:
@@ -217,7 +221,7 @@ def _read_verified_index(lake: Lake, name: str) -> uniqueness.FingerprintIndex:
     Return none if their table is not as it was committed, or cannot be read.
     """
     verified = verify_tables(lake, deep=True, names={STREAM_FINGERPRINTS.full_name})
-    if any(table.damage or table.unexpected or table.foreign for table in verified):
+    if not _are_sound(verified):
         return uniqueness.EMPTY_INDEX
     try:
         own = inventory.find_generation(Timeline.read(lake), name)
@@ -244,10 +248,10 @@ def _verify_for_generation(
         parts |= {table.full_name: names for table, names in chosen.items() if table.full_name not in earlier}
     verified = verify_table_parts(lake, parts, deep=deep)
     whole = {table.name for table in verified if parts[table.name] is None or table.complaints}
-    again = {name for name in whole if parts[name] is not None}
+    to_complete = {name for name in whole if parts[name] is not None}
     verified = [
-        *(table for table in verified if table.name not in again),
-        *(verify_tables(lake, deep=deep, names=again) if again else ()),
+        *(table for table in verified if table.name not in to_complete),
+        *(verify_tables(lake, deep=deep, names=to_complete) if to_complete else ()),
     ]
     return sorted(verified, key=lambda table: table.name), whole, most
 
