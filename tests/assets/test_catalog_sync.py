@@ -71,6 +71,17 @@ def join_by_command(rehearsal: Rehearsal, number: int, *, tokens: int = 4) -> st
     return event.generation_id
 
 
+def tick_catalogue(rehearsal: Rehearsal, cursor: str | None, stopped_at: str = NOON) -> tuple[str, str | None]:
+    """Tick the sensor at a time; return its message and the next cursor."""
+    resources = {"home": HomeResource(), "clock": ClockResource(stopped_at=stopped_at)}
+    with build_sensor_context(
+        instance=rehearsal.instance, cursor=cursor, resources=resources, repository_def=defs.get_repository_def()
+    ) as context:
+        result = catalogue(context)
+        assert isinstance(result, SkipReason)
+        return result.skip_message or "", context.cursor
+
+
 def sync(rehearsal: Rehearsal, most: int | None = None) -> SyncSummary:
     """Run one tick of the sensor's work."""
     return sync_catalog(rehearsal.lake, rehearsal.instance, GRAPH, most=most)
@@ -278,20 +289,10 @@ def test_partitions_of_older_homes_stay(rehearsal: Rehearsal) -> None:
 def test_the_sensor_skips_while_nothing_is_written(rehearsal: Rehearsal) -> None:
     """Its cursor records when all was reported; a lost one loses nothing; the ledger is observed."""
     join_by_command(rehearsal, 1)
-
-    def tick(cursor: str | None) -> tuple[str, str | None]:
-        resources = {"home": HomeResource(), "clock": ClockResource(stopped_at=NOON)}
-        with build_sensor_context(
-            instance=rehearsal.instance, cursor=cursor, resources=resources, repository_def=defs.get_repository_def()
-        ) as context:
-            result = catalogue(context)
-            assert isinstance(result, SkipReason)
-            return result.skip_message or "", context.cursor
-
-    message, cursor = tick(None)
+    message, cursor = tick_catalogue(rehearsal, None)
     assert message.startswith("reported ")
-    assert tick(cursor)[0] == "everything that was written is reported"
-    assert tick("nonsense")[0].startswith("reported 0 events and 0 check results")
+    assert tick_catalogue(rehearsal, cursor)[0] == "everything that was written is reported"
+    assert tick_catalogue(rehearsal, "nonsense")[0].startswith("reported 0 events and 0 check results")
     observed = rehearsal.instance.fetch_observations(asset_key_from_table(GENERATIONS), limit=5).records
     assert len(observed) == 1
     kinds = {DagsterEventType.ASSET_OBSERVATION}
@@ -315,13 +316,7 @@ def test_a_quiet_tick_opens_no_table(rehearsal: Rehearsal, monkeypatch: pytest.M
 
     def tick(cursor: str | None, stopped_at: str) -> tuple[str, str | None]:
         opened.clear()
-        resources = {"home": HomeResource(), "clock": ClockResource(stopped_at=stopped_at)}
-        with build_sensor_context(
-            instance=rehearsal.instance, cursor=cursor, resources=resources, repository_def=defs.get_repository_def()
-        ) as context:
-            result = catalogue(context)
-            assert isinstance(result, SkipReason)
-            return result.skip_message or "", context.cursor
+        return tick_catalogue(rehearsal, cursor, stopped_at)
 
     quiet = "everything that was written is reported"
     message, cursor = tick(None, "2026-01-31T13:59:00Z")
