@@ -102,7 +102,7 @@ def log_volume(bench: Bench) -> list[Result]:
 
 
 def log_deletions(bench: Bench) -> list[Result]:
-    """Log writes of which every tenth deletes a range of rows, without images and with both images."""
+    """Log writes without images and with both images. Every tenth write deletes a range of rows."""
     sizes = _sizes(bench)
     with bench.scratch() as folder:
         lake = five_generations(bench, folder / "lake")

@@ -129,7 +129,7 @@ def test_unavailable_secret_is_one_line(case: Secret, tmp_path: Path, monkeypatc
     assert answer.exit_code == 2
     assert_one_line(answer.stderr, case.says)
     _, _, remedy = answer.stderr.partition("; ")
-    assert remedy, "what there is to do, which cluster test tells as the mend"
+    assert remedy, "cluster test names a remedy"
     assert "hunter2" not in answer.stderr
 
 

@@ -37,7 +37,7 @@ expect.set_options(timeout=60 * SECOND)
 pytestmark = [pytest.mark.spark, pytest.mark.browser, pytest.mark.timeout(600)]
 
 SKIPPED = "2020-09-13T12:26:40.000Z"
-"""A V1 generation of which no log can still have rows."""
+"""A V1 generation that is older than every row of a log."""
 HOST = "5f0c3c5e-3f6f-4f6e-9a57-0d8b1f1f2a10"
 CONFIG = f"""\
 ops:
